@@ -1,0 +1,105 @@
+"""The life of an adapter: commands in, results out, and the two tables they decide.
+
+An adapter is one immutable version, `customer/name@version`. An alias, `customer/name:label`, points at one.
+Commands are keyed by customer id, so that one writer decides everything about one customer, in the log's order.
+"""
+
+import msgspec
+
+from schemas.reasons import AdapterStatus
+
+
+class RegisterAdapter(msgspec.Struct, frozen=True, tag="register", forbid_unknown_fields=True):
+    """`weights_uri` names the safetensors file (s3://bucket/key or file:///path); adapter_config.json lies beside it.
+
+    `checksum` is the sha256 of that file, in hex. rank, alpha and target_modules must agree with adapter_config.json.
+    """
+
+    command_id: str
+    adapter_id: str
+    version: int
+    base_model_hash: str
+    rank: int
+    alpha: float
+    target_modules: list[str]
+    weights_uri: str
+    checksum: str
+
+
+class RetireAdapter(msgspec.Struct, frozen=True, tag="retire", forbid_unknown_fields=True):
+    command_id: str
+    adapter_id: str
+
+
+class SetAlias(msgspec.Struct, frozen=True, tag="alias", forbid_unknown_fields=True):
+    command_id: str
+    alias: str
+    adapter_id: str
+
+
+AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One reason: the field it is about, the value found, and what would be accepted."""
+
+    field: str
+    message: str
+
+
+class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to one command, keyed by its id.
+
+    status 200 (already so), 201 (created), 404, 409 (another content under this id) or 422 (with every reason).
+    `table`, `partition`, `offset`: the table record that this command wrote, so that a caller can wait until readers
+    have passed it.
+    """
+
+    command_id: str
+    status: int
+    adapter_id: str = ""
+    content_id: str = ""
+    alias: str = ""
+    previous_adapter_id: str = ""
+    refusals: list[Refusal] = []
+    table: str = ""
+    partition: int = -1
+    offset: int = -1
+
+
+class AdapterRecord(msgspec.Struct, frozen=True):
+    """A row of `adapters`. `weights_uri` is the canonical file the registry wrote, `checksum` its sha256.
+
+    `content_id` is the sha256 over canonical config, tensors and base hash. (command_partition, command_offset) is the
+    command that decided this row: readers ignore a row older than the one they have.
+    """
+
+    adapter_id: str
+    customer: str
+    version: int
+    base_model_hash: str
+    rank: int
+    alpha: float
+    target_modules: list[str]
+    size_bytes: int
+    weights_uri: str
+    checksum: str
+    source_uri: str
+    source_checksum: str
+    content_id: str
+    status: AdapterStatus
+    command_partition: int
+    command_offset: int
+    updated_unix_ms: int
+
+
+class AliasRecord(msgspec.Struct, frozen=True):
+    """A row of `aliases`. `previous_adapter_id` is empty for a new alias."""
+
+    alias: str
+    customer: str
+    adapter_id: str
+    previous_adapter_id: str
+    command_partition: int
+    command_offset: int
+    updated_unix_ms: int

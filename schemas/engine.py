@@ -1,0 +1,139 @@
+"""The worker's words with its engine process, msgpack in length-prefixed frames over a local stream socket.
+
+The worker speaks Commands, the engine answers with Events. The engine owns slots, leases and eviction; the worker owns
+remote, disk and RAM. A sequence whose adapter is in no slot waits in the engine, which asks once with Missing; the
+worker answers with LoadSlot (an image in shared memory, see workers/slot_image.py) or FailAdapter.
+Frame: 4 bytes little-endian length, then the msgpack body.
+"""
+
+import msgspec
+
+from schemas.reasons import FinishReason
+from schemas.requests import Sampling
+
+
+class StartSequence(msgspec.Struct, frozen=True, tag="start", omit_defaults=True):
+    """`seq` is the worker's own number, never used twice in an engine's life. content_id empty: the base model.
+
+    Output goes on at position len(generated); `max_tokens` bounds the whole output, `generated` included.
+    """
+
+    seq: int
+    customer: str
+    content_id: str
+    prompt: list[int]
+    generated: list[int]
+    max_tokens: int
+    sampling: Sampling
+    stop_ids: list[int]
+
+
+class CancelSequence(msgspec.Struct, frozen=True, tag="cancel"):
+    """Answered by SequenceFinished with `reason`, unless the sequence had ended already."""
+
+    seq: int
+    reason: FinishReason
+
+
+class LoadSlot(msgspec.Struct, frozen=True, tag="load"):
+    """Fill a slot from the image at `path` (a file in shared memory), evicting the least recently used idle one.
+
+    Waits inside the engine while every slot is in use. Answered by SlotLoaded or SlotFailed.
+    """
+
+    content_id: str
+    path: str
+
+
+class UnloadSlot(msgspec.Struct, frozen=True, tag="unload"):
+    """Answered by SlotEvicted, or SlotFailed with reason "in use"."""
+
+    content_id: str
+
+
+class FailAdapter(msgspec.Struct, frozen=True, tag="fail"):
+    """The adapter cannot be had: every sequence that waits for it ends with LOAD_FAILED and `detail`."""
+
+    content_id: str
+    detail: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+Command = StartSequence | CancelSequence | LoadSlot | UnloadSlot | FailAdapter | Shutdown
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The base is loaded. `numeric_class` names everything that decides a logit's bits besides the weights."""
+
+    base_hash: str
+    numeric_class: str
+    context_length: int
+    vocab_size: int
+    slots: int  # usable by adapters; the base's slot 0 not counted
+    max_rank: int
+    kv_tokens: int
+    max_rows: int
+
+
+class Token(msgspec.Struct, frozen=True, tag="k", array_like=True):
+    seq: int
+    position: int
+    id: int
+
+
+class SequenceFinished(msgspec.Struct, frozen=True, tag="f", array_like=True):
+    """`length`: the whole output's. slot, epoch: where its adapter was (0, 0 for the base model or if never scheduled)."""
+
+    seq: int
+    length: int
+    reason: FinishReason
+    detail: str
+    slot: int
+    epoch: int
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """One engine step, or an idle tick (no rows; at least every 0.5 s), which is the engine's proof of life.
+
+    `step` counts both. `adapters` is the number of different adapters among the rows. `tokens_in_flight`: prompt
+    tokens not yet read plus output tokens still allowed, over all unfinished sequences.
+    """
+
+    step: int
+    rows: int
+    adapters: int
+    running: int
+    waiting: int
+    tokens_in_flight: int
+    tokens: list[Token]
+    finished: list[SequenceFinished]
+
+
+class Missing(msgspec.Struct, frozen=True, tag="missing"):
+    """A sequence waits for this content and nothing is on its way. Said once per content until it is answered."""
+
+    content_id: str
+
+
+class SlotLoaded(msgspec.Struct, frozen=True, tag="loaded"):
+    content_id: str
+    slot: int
+    epoch: int
+    bytes: int
+    duration_ms: float
+
+
+class SlotEvicted(msgspec.Struct, frozen=True, tag="evicted"):
+    content_id: str
+    slot: int
+
+
+class SlotFailed(msgspec.Struct, frozen=True, tag="failed"):
+    content_id: str
+    reason: str
+
+
+Event = Ready | Step | Missing | SlotLoaded | SlotEvicted | SlotFailed

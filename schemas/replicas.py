@@ -1,0 +1,66 @@
+"""The compacted table `replicas`: who holds each replica place, and how it is doing. Key: the place, as decimal text.
+
+A holder first writes ReplicaClaim; the offset of that record is its incarnation, which every later beat carries. A beat
+with a lower incarnation than the newest claim's comes from a holder that was replaced and is ignored.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from schemas.tokens import LoadReport
+
+
+class ReplicaStatus(StrEnum):
+    READY = "ready"
+    DRAINING = "draining"  # ends what it has, takes nothing new
+    GONE = "gone"  # its last word: every open attempt of it may be re-driven at once
+
+
+class ReplicaClaim(msgspec.Struct, frozen=True, tag="claim"):
+    """The base is loaded and `requests` is read from `start_offset` on. `nonce` tells the writer its own record."""
+
+    replica: int
+    nonce: str
+    start_offset: int
+    base_hash: str
+    numeric_class: str
+    at_unix_ms: int
+
+
+class Residency(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Adapter ids by place, most recently used first, and how hard they chase each other."""
+
+    gpu_adapters: list[str] = []
+    ram_adapters: list[str] = []
+    disk_adapters: list[str] = []
+    loads_per_min: float = 0.0
+    evictions_per_min: float = 0.0
+
+
+class ReplicaBeat(msgspec.Struct, frozen=True, tag="beat"):
+    """Once a second while the engine steps or ticks; a hung engine stops it.
+
+    `step` is the engine's last completed step. `capacity_tokens` is the most tokens in flight it is meant to carry:
+    beyond that it counts as overloaded. `mixed_steps` counts steps whose rows had two or more different adapters, and
+    `max_adapters_in_step` is the most that one step had.
+    """
+
+    replica: int
+    incarnation: int
+    start_offset: int
+    beat: int
+    status: ReplicaStatus
+    step: int
+    load: LoadReport
+    residency: Residency
+    base_hash: str
+    numeric_class: str
+    capacity_tokens: int
+    at_unix_ms: int
+    mixed_steps: int = 0
+    max_adapters_in_step: int = 0
+    reason: str = ""
+
+
+ReplicaState = ReplicaClaim | ReplicaBeat

@@ -85,7 +85,7 @@ class Token(msgspec.Struct, frozen=True, tag="k", array_like=True):
 
 
 class SequenceFinished(msgspec.Struct, frozen=True, tag="f", array_like=True):
-    """`length`: the whole output's. slot, epoch: where its adapter was (0, 0 for the base model or if never scheduled)."""
+    """`length`: the whole output's. slot, epoch: where its adapter was; 0, 0 for the base or if never scheduled."""
 
     seq: int
     length: int

@@ -41,7 +41,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Ends every attempt of the request up to and including `attempt`, whatever its state. Unknown ids are remembered."""
+    """Ends every attempt of the request up to and including `attempt`, in any state. Unknown ids are remembered."""
 
     request_id: str
     attempt: int

@@ -1,0 +1,284 @@
+"""Every open request of one gateway, and the rules by which an attempt ends and the next begins. Pure.
+
+Owns: the truth about each request between its acceptance and its End. A request has at most one attempt that counts;
+events of any other are dropped. Tokens are delivered in order, once. It ends exactly once, and whatever attempt may still
+run then gets a Cancel.
+
+Ordering relied on: `events` are fed in the order of the gateway's `tokens` partition. Two clocks: `now` is monotonic and
+is for deadlines; `heard` is listening time of the tokens reader and is for silence. A crash of the gateway loses all of
+this: its clients are gone too, and the workers cancel what they run for it when its beats stop.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from gateway.flight import Action, Ask, Deliver, End, Flight, Phase, SendCancel, SendSubmit
+from gateway.loadview import LoadView
+from gateway.router import NoRoute, Route
+from gateway.sequencer import Gap
+from schemas.reasons import FinishReason, Outcome, RejectReason
+from schemas.requests import Cancel, Submit
+from schemas.tokens import Admitted, Finished, Rejected, TokenBatch, TokenEvent, Tokens
+from streams.presence.holders import Lost
+
+MAX_REDRIVES = 2
+MAX_REFUSALS = 8
+UNANSWERED_S = 1.0  # a Submit that its replica says it has read must be answered by then
+ENGINE_CRASHED = "engine crashed"  # a replica's last word when its engine died under it
+
+ENDINGS: dict[FinishReason, tuple[Outcome, str]] = {
+    FinishReason.STOP: (Outcome.OK, "stop"),
+    FinishReason.LENGTH: (Outcome.OK, "length"),
+    FinishReason.DEADLINE: (Outcome.DEADLINE, "deadline"),
+    FinishReason.LOAD_FAILED: (Outcome.FAILED, "load_failed"),
+    FinishReason.ERROR: (Outcome.FAILED, "error"),
+}
+# Refusals that another replica, or the same one a little later, may not repeat.
+PASSING = {
+    RejectReason.STALE,
+    RejectReason.DRAINING,
+    RejectReason.OVERLOADED,
+    RejectReason.GATEWAY_LOST,
+    RejectReason.UNKNOWN_ADAPTER,
+    RejectReason.BASE_MISMATCH,
+}
+
+Router = Callable[[Flight], Route | NoRoute]
+Resolver = Callable[[Ask], Ask | None]
+
+
+class Flights:
+    """`router` chooses a replica for a flight; `resolver` resolves its alias once more (None: no such model now)."""
+
+    def __init__(
+        self, gateway: int, incarnation: int, base_hash: str, loads: LoadView, router: Router, resolver: Resolver
+    ) -> None:
+        self._gateway, self._incarnation, self._base_hash = gateway, incarnation, base_hash
+        self._loads, self._router, self._resolver = loads, router, resolver
+        self._flights: dict[str, Flight] = {}
+        self._ghosts: dict[str, None] = {}  # unknown requests already cancelled, oldest first
+        self.redrives = 0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def get(self, request_id: str) -> Flight | None:
+        return self._flights.get(request_id)
+
+    def open(self, ask: Ask, now: float) -> tuple[Flight, list[Action]]:
+        """Accepts a request. With no replica to take it the only action is its End."""
+        flight = self._flights[ask.request_id] = Flight(ask)
+        return flight, list(self._start(flight, now, fresh=True))
+
+    def written(self, request_id: str, attempt: int, offset: int) -> None:
+        """The broker holds the Submit at `offset`."""
+        flight = self._current(request_id, attempt)
+        if flight is not None:
+            flight.offset = offset
+            if flight.phase is Phase.WRITING:
+                flight.phase = Phase.WRITTEN
+            self._loads.written(flight.replica, flight.incarnation, (request_id, attempt), offset)
+
+    def unwritten(self, request_id: str, attempt: int, now: float) -> list[Action]:
+        """The Submit was not, or not surely, written: a request that never ran is refused, one that did waits on."""
+        flight = self._current(request_id, attempt)
+        if flight is None or flight.phase is not Phase.WRITING:
+            return []
+        actions = list(self._close(flight))
+        if not flight.output.ids and flight.losses == 0:
+            return [*actions, *self._end(flight, Outcome.UNAVAILABLE, "broker", "the broker did not take the request")]
+        flight.phase = Phase.PARKED
+        return actions
+
+    def events(self, batch: TokenBatch, now: float, heard: float) -> list[Action]:
+        """A record of this gateway's `tokens` partition."""
+        if batch.gateway_incarnation != self._incarnation:
+            return []
+        self._loads.reported(batch.replica, batch.incarnation, batch.load)
+        actions: list[Action] = []
+        for event in batch.events:
+            flight = self._flights.get(event.request_id)
+            if flight is None:
+                actions += self._haunted(batch, event)
+            elif (
+                event.attempt == flight.attempt
+                and (batch.replica, batch.incarnation) == (flight.replica, flight.incarnation)
+                and flight.phase is not Phase.PARKED
+            ):
+                actions += self._event(flight, event, now)
+        return actions
+
+    def lost(self, losses: Iterable[Lost], now: float) -> list[Action]:
+        """Replicas that will answer no more: their open attempts begin anew elsewhere, at once."""
+        actions: list[Action] = []
+        for loss in losses:
+            for flight in self._at(loss.place, loss.incarnation):
+                flight.crashes += loss.word == ENGINE_CRASHED
+                actions += self._redrive(flight, now, f"replica {loss.place} {loss.why}")
+        return actions
+
+    def gap(self, now: float) -> list[Action]:
+        """The gateway's place in `tokens` is out of range: anything open may miss tokens."""
+        open_ = [f for f in self._flights.values() if f.phase is not Phase.PARKED]
+        return [action for flight in open_ for action in self._redrive(flight, now, "tokens lost from the log")]
+
+    def cancel(self, request_id: str, outcome: Outcome = Outcome.CANCELLED, detail: str = "") -> list[Action]:
+        """The client went away, or has all it wanted (a stop string)."""
+        flight = self._flights.get(request_id)
+        finish = "stop" if outcome is Outcome.OK else outcome.value
+        return [] if flight is None else [*self._close(flight), *self._end(flight, outcome, finish, detail)]
+
+    def tick(self, now: float, heard: float) -> list[Action]:
+        """Deadlines, unanswered Submits, and parked flights for which a replica may have come. A few times a second."""
+        actions: list[Action] = []
+        for flight in list(self._flights.values()):
+            if now >= flight.ask.deadline_at:
+                actions += self._close(flight)
+                actions += self._end(flight, Outcome.DEADLINE, "deadline", "the request's time is over")
+            elif flight.phase is Phase.PARKED:
+                actions += self._start(flight, now)
+            elif flight.phase is Phase.WRITTEN and flight.offset is not None:
+                if not self._loads.covers(flight.replica, flight.incarnation, flight.offset):
+                    continue
+                flight.unanswered_since = heard if flight.unanswered_since is None else flight.unanswered_since
+                if heard - flight.unanswered_since > UNANSWERED_S:
+                    actions += self._redrive(flight, now, f"replica {flight.replica} did not answer")
+        return actions
+
+    def _event(self, flight: Flight, event: TokenEvent, now: float) -> Iterator[Action]:
+        match event:
+            case Admitted():
+                flight.phase = Phase.ADMITTED
+                if not flight.output.ids:
+                    flight.tier = event.tier
+            case Tokens():
+                flight.phase = Phase.ADMITTED
+                try:
+                    fresh = flight.output.place(event.position, event.ids)
+                except Gap as gap:
+                    yield from self._redrive(flight, now, str(gap))
+                else:
+                    if fresh:
+                        yield Deliver(flight.ask.request_id, fresh)
+            case Finished():
+                if event.length > flight.output.position:
+                    yield from self._redrive(flight, now, "the last tokens are missing")
+                elif event.reason in ENDINGS:
+                    yield from self._end(flight, *ENDINGS[event.reason], event.detail)
+                else:  # cancelled there, or it thought this gateway dead: not the client's wish
+                    yield from self._redrive(flight, now, f"replica {flight.replica}: {event.reason}")
+            case Rejected():
+                yield from self._rejected(flight, event, now)
+
+    def _rejected(self, flight: Flight, event: Rejected, now: float) -> Iterator[Action]:
+        reason, detail = event.reason, event.detail
+        flight.refusals += 1
+        if reason is RejectReason.RETIRED and not flight.output.ids and not flight.resolved_anew:
+            flight.resolved_anew = True
+            ask = self._resolver(flight.ask)
+            if ask is None:
+                yield from self._end(flight, Outcome.FAILED, "retired", f"{flight.ask.model} is retired")
+                return
+            flight.ask = ask
+            self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
+            yield from self._start(flight, now)
+        elif reason in PASSING and flight.refusals <= MAX_REFUSALS:
+            self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
+            flight.avoid.add(flight.replica)
+            flight.phase = Phase.PARKED
+            if (
+                reason is not RejectReason.STALE
+            ):  # a new holder's beat will say where to go; do not spin on the old view
+                yield from self._start(flight, now)
+        elif reason is RejectReason.OVERLOADED:
+            yield from self._end(flight, Outcome.OVERLOADED, "overloaded", detail)
+        elif reason is RejectReason.DEADLINE:
+            yield from self._end(flight, Outcome.DEADLINE, "deadline", detail)
+        else:
+            yield from self._end(flight, Outcome.FAILED, reason.value, detail)
+
+    def _redrive(self, flight: Flight, now: float, why: str) -> Iterator[Action]:
+        yield from self._close(flight)
+        flight.losses += 1
+        if flight.crashes >= MAX_REDRIVES or flight.losses > MAX_REDRIVES:
+            yield from self._end(flight, Outcome.FAILED, "redrives_used_up", f"attempt {flight.attempt}: {why}")
+            return
+        self.redrives += 1
+        flight.avoid.add(flight.replica)
+        flight.phase = Phase.PARKED
+        yield from self._start(flight, now)
+
+    def _start(self, flight: Flight, now: float, fresh: bool = False) -> Iterator[Action]:
+        ask = flight.ask
+        if flight.output.position >= ask.max_tokens:  # its replica died between the last token and the word for it
+            yield from self._end(flight, Outcome.OK, "length", "")
+            return
+        if flight.output.ids and flight.output.ids[-1] in ask.stop_ids:
+            yield from self._end(flight, Outcome.OK, "stop", "")
+            return
+        target = self._router(flight)
+        if isinstance(target, NoRoute):
+            flight.phase = Phase.PARKED
+            if fresh and target.overloaded:
+                yield from self._end(flight, Outcome.OVERLOADED, "overloaded", "every replica is full")
+            elif fresh:
+                yield from self._end(flight, Outcome.UNAVAILABLE, "no_replica", "no replica is live")
+            return
+        flight.attempt += 1
+        flight.replica, flight.incarnation = target.replica, target.incarnation
+        flight.phase, flight.offset, flight.unanswered_since = Phase.WRITING, None, None
+        self._loads.sent(target.replica, target.incarnation, (ask.request_id, flight.attempt), flight.cost)
+        yield SendSubmit(
+            Submit(
+                request_id=ask.request_id,
+                attempt=flight.attempt,
+                customer=ask.customer,
+                adapter=ask.adapter,
+                content_id=ask.content_id,
+                base_hash=self._base_hash,
+                replica=target.replica,
+                incarnation=target.incarnation,
+                gateway=self._gateway,
+                gateway_incarnation=self._incarnation,
+                prompt=ask.prompt,
+                generated=list(flight.output.ids),
+                max_tokens=ask.max_tokens,
+                sampling=ask.sampling,
+                stop_ids=ask.stop_ids,
+                remaining_ms=max(1, int((ask.deadline_at - now) * 1000)),
+            )
+        )
+
+    def _close(self, flight: Flight) -> Iterator[Action]:
+        """Sees to it that the current attempt, if one may run, stops."""
+        if flight.phase in (Phase.WRITING, Phase.WRITTEN, Phase.ADMITTED):
+            key = (flight.ask.request_id, flight.attempt)
+            self._loads.dropped(flight.replica, flight.incarnation, key)
+            yield SendCancel(flight.replica, Cancel(*key, self._gateway, self._incarnation))
+
+    def _end(self, flight: Flight, outcome: Outcome, finish: str, detail: str) -> Iterator[Action]:
+        key = (flight.ask.request_id, flight.attempt)
+        self._loads.dropped(flight.replica, flight.incarnation, key)
+        flight.phase = Phase.ENDED
+        del self._flights[flight.ask.request_id]
+        yield End(flight.ask.request_id, outcome, finish, detail)
+
+    def _haunted(self, batch: TokenBatch, event: TokenEvent) -> Iterator[Action]:
+        """Something still computes for a request that ended here (a Submit thought unwritten): stop it, once."""
+        if isinstance(event, Finished | Rejected) or event.request_id in self._ghosts:
+            return
+        self._ghosts[event.request_id] = None
+        if len(self._ghosts) > 4096:
+            del self._ghosts[next(iter(self._ghosts))]
+        yield SendCancel(batch.replica, Cancel(event.request_id, event.attempt, self._gateway, self._incarnation))
+
+    def _current(self, request_id: str, attempt: int) -> Flight | None:
+        flight = self._flights.get(request_id)
+        return flight if flight is not None and flight.attempt == attempt else None
+
+    def _at(self, place: int, incarnation: int) -> list[Flight]:
+        """Flights whose open attempt is with this incarnation, or an older one, of the place."""
+        return [
+            f
+            for f in self._flights.values()
+            if f.replica == place and f.incarnation <= incarnation and f.phase is not Phase.PARKED
+        ]

@@ -1,12 +1,13 @@
 """Every open request of one gateway, and the rules by which an attempt ends and the next begins. Pure.
 
 Owns: the truth about each request between its acceptance and its End. A request has at most one attempt that counts;
-events of any other are dropped. Tokens are delivered in order, once. It ends exactly once, and whatever attempt may still
-run then gets a Cancel.
+events of any other are dropped. Tokens are delivered in order, once. It ends exactly once, and whatever attempt may
+still run then gets a Cancel.
 
-Ordering relied on: `events` are fed in the order of the gateway's `tokens` partition. Two clocks: `now` is monotonic and
-is for deadlines; `heard` is listening time of the tokens reader and is for silence. A crash of the gateway loses all of
-this: its clients are gone too, and the workers cancel what they run for it when its beats stop.
+Ordering relied on: `events` are fed in the order of the gateway's `tokens` partition, and SendSubmit and SendCancel
+reach a replica's partition in the order they were returned. Two clocks: `now` is monotonic and is for deadlines;
+`heard` is listening time of the tokens reader and is for silence. A crash of the gateway loses all of this: its clients
+are gone too, and the workers cancel what they run for it when its beats stop.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -89,7 +90,7 @@ class Flights:
         flight.phase = Phase.PARKED
         return actions
 
-    def events(self, batch: TokenBatch, now: float, heard: float) -> list[Action]:
+    def events(self, batch: TokenBatch, now: float) -> list[Action]:
         """A record of this gateway's `tokens` partition."""
         if batch.gateway_incarnation != self._incarnation:
             return []

@@ -79,6 +79,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Token(msgspec.Struct, frozen=True, tag="k", array_like=True):
+    """`id` stands at output position `position`. A stop token is output like any other, as the last."""
+
     seq: int
     position: int
     id: int

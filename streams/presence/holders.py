@@ -18,7 +18,7 @@ Beat = TypeVar("Beat")
 
 @dataclass(frozen=True)
 class Lost:
-    """One incarnation that will answer no more, reported once per silence. `word`: its own last word, if it gave one."""
+    """One incarnation that will answer no more, once per silence. `word`: its own last word, if any."""
 
     place: int
     incarnation: int

@@ -186,9 +186,7 @@ class Flights:
             self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
             flight.avoid.add(flight.replica)
             flight.phase = Phase.PARKED
-            if (
-                reason is not RejectReason.STALE
-            ):  # a new holder's beat will say where to go; do not spin on the old view
+            if reason is not RejectReason.STALE:  # a new holder's beat will say where to go: wait for it
                 yield from self._start(flight, now)
         elif reason is RejectReason.OVERLOADED:
             yield from self._end(flight, Outcome.OVERLOADED, "overloaded", detail)

@@ -1,0 +1,57 @@
+"""The real parts that tests run against, each started once per pytest run when first asked for, stopped by its id."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from infra.local.child import Child, Spec
+from infra.local.kafka import Kafka
+from infra.local.ports import Ports
+
+READY_LIMIT_S = 60
+
+
+class Service(Protocol):
+    """An embedded service of infra/local."""
+
+    def prepare(self) -> Spec: ...
+
+    def ready(self) -> bool: ...
+
+
+def started(service: Service) -> Child:
+    """The running child, once it is ready. Fails with its last words."""
+    child = Child(service.prepare())
+    wait_until(lambda: service.ready() or child.returncode() is not None, READY_LIMIT_S, child.spec.name)
+    assert child.returncode() is None, f"{child.spec.name} ended:\n{child.last_words(20)}"
+    return child
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float, what: str) -> None:
+    end_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end_s, f"{what}: not so within {limit_s:g} s"
+        time.sleep(0.05)
+
+
+class Stack:
+    """Everything this run has started, in a folder that goes with it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="lorafleet-tests-")
+        self.home = Path(self._folder.name)
+        self.ports = Ports(self.home / "ports.json")
+        self._children: list[Child] = []
+
+    def kafka(self) -> Kafka:
+        port, controller_port = self.ports.allot("kafka"), self.ports.allot("kafka-controller")
+        service = Kafka(self.home / "kafka", port, controller_port, log=self.home / "kafka.log")
+        self._children.append(started(service))
+        return service
+
+    def close(self) -> None:
+        for child in reversed(self._children):
+            child.stop()
+        self._folder.cleanup()

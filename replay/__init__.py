@@ -1,0 +1,1 @@
+"""Traffic and proof: canary adapters, the demo, benchmarks. May import everything; nothing imports it."""

@@ -1,0 +1,169 @@
+"""The engine between commands and events: loads, steps and ticks, whatever the runner is.
+
+Single-threaded: commands are handled between steps, never during one. A load copies in place and blocks for its few
+milliseconds. Nothing outlives a crash: the worker starts another engine and submits again.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from schemas.engine import (
+    CancelSequence,
+    Command,
+    Event,
+    FailAdapter,
+    LoadSlot,
+    Missing,
+    Ready,
+    SequenceFinished,
+    SlotEvicted,
+    SlotFailed,
+    SlotLoaded,
+    StartSequence,
+    Step,
+    Token,
+    UnloadSlot,
+)
+from workers.engine.runner import Runner
+from workers.engine.scheduler import Row, Scheduler
+from workers.engine.slots import Lease, SlotInUse, Slots
+from workers.slot_image import ImageError
+
+
+class Engine:
+    """`emit` takes each event in order; `clock` gives seconds for the durations that events report."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        slots: Slots,
+        runner: Runner,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._slots = slots
+        self._runner = runner
+        self._emit = emit
+        self._clock = clock
+        self._loads: dict[str, Path] = {}  # content id -> image, waiting for a slot
+        self._ended: list[SequenceFinished] = []  # since the last step
+        self._steps = 0
+
+    def ready(self, max_rank: int) -> Ready:
+        model, limits = self._runner.model, self._scheduler.limits
+        return Ready(
+            base_hash=model.base_hash,
+            numeric_class=model.numeric_class,
+            context_length=model.context_length,
+            vocab_size=model.vocab_size,
+            slots=self._slots.count,
+            max_rank=max_rank,
+            kv_tokens=limits.kv_tokens,
+            max_rows=limits.max_rows,
+        )
+
+    def handle(self, command: Command) -> None:
+        """One command other than Shutdown."""
+        match command:
+            case StartSequence():
+                self._end(self._scheduler.start(command))
+            case CancelSequence():
+                self._end(self._scheduler.cancel(command.seq, command.reason))
+            case LoadSlot():
+                self._load(command.content_id, Path(command.path))
+            case UnloadSlot():
+                self._unload(command.content_id)
+            case FailAdapter():
+                self._ended += self._scheduler.fail_adapter(command.content_id, command.detail)
+
+    def step(self) -> bool:
+        """Fills slots, says what is missing, and computes one step. False if there was nothing to compute."""
+        self._fill_slots()
+        for content_id in self._scheduler.missing():
+            self._emit(Missing(content_id))
+        rows = self._scheduler.plan()
+        if rows:
+            tokens, finished = self._scheduler.settle(rows, self._runner.run(rows))
+            self._report(rows, tokens, finished)
+        elif self._ended:
+            self.tick()
+        return bool(rows)
+
+    def tick(self) -> None:
+        """An idle step: the proof of life."""
+        self._report([], [], [])
+
+    def _report(self, rows: list[Row], tokens: list[Token], finished: list[SequenceFinished]) -> None:
+        self._steps += 1
+        ended, self._ended = self._ended, []
+        scheduler = self._scheduler
+        adapters = {row.sequence.content_id for row in rows if row.sequence.content_id}
+        self._emit(
+            Step(
+                step=self._steps,
+                rows=len(rows),
+                adapters=len(adapters),
+                running=scheduler.running,
+                waiting=scheduler.waiting,
+                tokens_in_flight=scheduler.tokens_in_flight(),
+                tokens=tokens,
+                finished=ended + finished,
+            )
+        )
+
+    def _end(self, finished: SequenceFinished | None) -> None:
+        if finished is not None:
+            self._ended.append(finished)
+
+    def _load(self, content_id: str, path: Path) -> None:
+        if (resident := self._slots.contents().get(content_id)) is not None:
+            self._scheduler.answered(content_id)
+            self._emit(SlotLoaded(content_id, *resident, bytes=0, duration_ms=0.0))
+            return
+        self._loads[content_id] = path
+
+    def _fill_slots(self) -> None:
+        """Each load that waits gets a slot, or its failure, or goes on waiting; the oldest need comes first."""
+        blocked = []
+        for content_id in self._scheduler.by_need(self._loads):
+            if self._filled(content_id, self._loads[content_id]):
+                del self._loads[content_id]
+                self._scheduler.answered(content_id)
+            else:
+                blocked.append(content_id)
+        self._scheduler.loads_blocked(blocked)
+
+    def _filled(self, content_id: str, path: Path) -> bool:
+        began = self._clock()
+        try:
+            copy = self._runner.open(content_id, path)  # first: a bad image must evict nobody
+        except ImageError as error:
+            self._emit(SlotFailed(content_id, str(error)))
+            return True
+        place = self._slots.place(content_id, self._scheduler.spared(content_id).__contains__)
+        if place is None:
+            return False
+        if place.evicted:
+            self._emit(SlotEvicted(place.evicted, place.slot))
+        try:
+            size = copy(Lease(place.slot, place.epoch, content_id))
+        except (ImageError, OSError) as error:
+            self._runner.clear(self._slots.vacate(content_id))
+            self._emit(SlotFailed(content_id, str(error)))
+            return True
+        self._emit(SlotLoaded(content_id, place.slot, place.epoch, size, (self._clock() - began) * 1000))
+        return True
+
+    def _unload(self, content_id: str) -> None:
+        """A content that is in no slot counts as evicted from slot 0: what was asked for holds."""
+        if self._loads.pop(content_id, None) is not None:
+            self._scheduler.answered(content_id)
+        try:
+            slot = self._slots.vacate(content_id)
+        except SlotInUse:
+            self._emit(SlotFailed(content_id, "in use"))
+            return
+        if slot:
+            self._runner.clear(slot)
+        self._emit(SlotEvicted(content_id, slot))

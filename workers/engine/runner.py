@@ -1,0 +1,57 @@
+"""What computes a step: the seam between the scheduler and torch or its simulation.
+
+A runner owns the slots' bytes and stamps each with what it holds. Every row names the filling it was scheduled with; a
+row whose name and stamp differ is never computed, so a fault in slot accounting cannot serve one customer another's
+weights.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from workers.engine.scheduler import Outcome, Row
+from workers.engine.slots import NO_ADAPTER, Lease
+
+
+class Model(msgspec.Struct, frozen=True):
+    """What the worker is told about the base model."""
+
+    base_hash: str
+    numeric_class: str
+    context_length: int
+    vocab_size: int
+
+
+class Runner(Protocol):
+    model: Model
+
+    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
+        """Checks an image; what it returns copies it over a whole slot and returns the bytes. Raises ImageError."""
+
+    def clear(self, slot: int) -> None:
+        """The slot holds nothing any more."""
+
+    def run(self, rows: Sequence[Row]) -> list[Outcome]:
+        """Computes one step. An exception is the whole step's failure."""
+
+
+class Stamps:
+    """Slot -> the filling whose bytes are really there."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Lease] = {NO_ADAPTER.slot: NO_ADAPTER}
+
+    def write(self, filling: Lease) -> None:
+        self._of[filling.slot] = filling
+
+    def erase(self, slot: int) -> None:
+        self._of.pop(slot, None)
+
+    def mismatch(self, row: Row) -> str:
+        """Why this row must not be computed; empty if its slot holds what it was scheduled with."""
+        sequence, held = row.sequence, self._of.get(row.sequence.lease.slot)
+        if held == sequence.lease and sequence.lease.content_id == sequence.content_id:
+            return ""
+        return f"slot mismatch: for {sequence.content_id or 'base'} leased {sequence.lease}, the slot holds {held}"

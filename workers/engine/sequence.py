@@ -1,0 +1,69 @@
+"""One sequence in the engine: its tokens, how far they are computed, and where it may end. Pure."""
+
+import math
+
+from schemas.engine import StartSequence
+from schemas.reasons import FinishReason
+from workers.engine.slots import NO_ADAPTER, Lease
+
+
+class Sequence:
+    """`tokens` is prompt + output. `computed` of them have their keys and values stored; running ones have a lease.
+
+    While `computed` < `known` the sequence reads tokens it already has (prefill); after that each step computes the one
+    newest token and samples the next (decode). `known` moves up when a preempted sequence starts over. `age` is its
+    number in order of arrival.
+    """
+
+    def __init__(self, start: StartSequence, age: int, context_length: int) -> None:
+        self.seq = start.seq
+        self.age = age
+        self.content_id = start.content_id
+        self.sampling = start.sampling
+        self.stop_ids = frozenset(start.stop_ids)
+        self.prompt_length = len(start.prompt)
+        self.tokens = start.prompt + start.generated
+        self.limit = min(self.prompt_length + start.max_tokens, context_length)
+        self.known = len(self.tokens)
+        self.computed = 0
+        self.lease: Lease = NO_ADAPTER
+
+    @property
+    def length(self) -> int:
+        """The output's length so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens still to be computed: known ones not yet read, and output still allowed."""
+        return max(0, self.known - self.computed) + max(0, self.limit - len(self.tokens))
+
+    def ending(self) -> FinishReason | None:
+        """Whether the tokens so far end the sequence."""
+        if self.length and self.tokens[-1] in self.stop_ids:
+            return FinishReason.STOP
+        if len(self.tokens) >= self.limit:
+            return FinishReason.LENGTH
+        return None
+
+    def restart(self) -> None:
+        """Forgets what was computed, not the tokens: everything is read again."""
+        self.known, self.computed, self.lease = len(self.tokens), 0, NO_ADAPTER
+
+
+def fault(start: StartSequence, vocab_size: int, kv_tokens: int, context_length: int) -> str:
+    """Why this sequence can never run here; empty if it can."""
+    if not start.prompt:
+        return "prompt: it is empty; at least one token is needed"
+    if not all(0 <= token < vocab_size for token in start.prompt + start.generated):
+        return f"prompt: a token id is outside 0..{vocab_size - 1}"
+    known, limit = len(start.prompt) + len(start.generated), len(start.prompt) + start.max_tokens
+    if len(start.prompt) >= context_length:
+        return f"prompt: {len(start.prompt)} tokens do not fit the context of {context_length}"
+    if max(known, min(limit, context_length)) > kv_tokens:
+        return f"max_tokens: {limit} tokens in all, the KV cache holds {kv_tokens}; ask for fewer"
+    if not (math.isfinite(start.sampling.temperature) and start.sampling.temperature >= 0):
+        return f"temperature: {start.sampling.temperature} is not a number of at least 0"
+    if not 0 < start.sampling.top_p <= 1:
+        return f"top_p: {start.sampling.top_p} is not in (0, 1]"
+    return ""

@@ -1,0 +1,78 @@
+"""The engine's double: same scheduler, slots, KV accounting and protocol, no torch.
+
+The next token is a fixed hash of (content id, prompt, output position), so that any test can compute the right answer
+without an engine. It is never one of the first RESERVED_IDS of the vocabulary, where tokenizers keep their special
+tokens: a sequence ends early only if its stop ids name a token that `simulated_token` gives.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+
+from streams.adapters.shape import ModelShape
+from workers.engine.runner import Model, Stamps
+from workers.engine.scheduler import Failure, Outcome, Row
+from workers.engine.slots import Lease
+from workers.slot_image import check_header
+
+RESERVED_IDS = 64
+NUMERIC_CLASS = "simulated"
+
+
+def simulated_token(content_id: str, prompt: Sequence[int], position: int, vocab_size: int) -> int:
+    """The token at output position `position`. `content_id` is empty for the base model."""
+    digest = blake2b(
+        f"{content_id}|{_prompt_digest(tuple(prompt))}|{position}".encode(), digest_size=8, usedforsecurity=False
+    )
+    return RESERVED_IDS + int.from_bytes(digest.digest(), "little") % (vocab_size - RESERVED_IDS)
+
+
+@lru_cache(maxsize=4096)
+def _prompt_digest(prompt: tuple[int, ...]) -> str:
+    return blake2b(" ".join(map(str, prompt)).encode(), digest_size=16, usedforsecurity=False).hexdigest()
+
+
+class SimulatedRunner:
+    """A step takes `step_ms`, a load `load_ms`; an image's header is checked, its payload not read."""
+
+    def __init__(self, shape: ModelShape, base_hash: str, max_rank: int, step_ms: float, load_ms: float) -> None:
+        if shape.vocab <= RESERVED_IDS:
+            raise ValueError(f"vocab_size: {shape.vocab} is not above the {RESERVED_IDS} reserved ids")
+        self.model = Model(base_hash, NUMERIC_CLASS, shape.context, shape.vocab)
+        self._max_rank = max_rank
+        self._step_ms = step_ms
+        self._load_ms = load_ms
+        self._stamps = Stamps()
+
+    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
+        payload = check_header(path, content_id, self._max_rank)
+
+        def copy(filling: Lease) -> int:
+            _sleep_ms(self._load_ms)
+            self._stamps.write(filling)
+            return payload
+
+        return copy
+
+    def clear(self, slot: int) -> None:
+        self._stamps.erase(slot)
+
+    def run(self, rows: Sequence[Row]) -> list[Outcome]:
+        _sleep_ms(self._step_ms)
+        return [self._next(row) for row in rows]
+
+    def _next(self, row: Row) -> Outcome:
+        if why := self._stamps.mismatch(row):
+            return Failure(why)
+        if not row.samples:
+            return None
+        sequence = row.sequence
+        prompt = sequence.tokens[: sequence.prompt_length]
+        return simulated_token(sequence.content_id, prompt, sequence.length, self.model.vocab_size)
+
+
+def _sleep_ms(duration_ms: float) -> None:
+    if duration_ms > 0:
+        time.sleep(duration_ms / 1000)

@@ -47,7 +47,7 @@ def test_refused_adapter_ids(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["acme/support:", "acme/support:Prod", "acme/support@7", "acme:prod", "acme/a/b:prod", "acme/s:a:b", "smollm2"]
+    "text", ["acme/support:", "acme/support:Prod", "acme/support@7", "acme:prod", "acme/a/b:x", "acme/s:a:b", "smollm2"]
 )  # fmt: skip
 def test_refused_aliases(text: str) -> None:
     with pytest.raises(InvalidName):

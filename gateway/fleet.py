@@ -37,7 +37,10 @@ class Fleet:
         return [
             Candidate(h.place, h.incarnation, self.loads.load(h.place, h.incarnation), h.beat.capacity_tokens)
             for h in self.holders.alive(now)
-            if h.beat is not None and h.beat.status is ReplicaStatus.READY and h.beat.base_hash == self._base_hash
+            if h.beat is not None
+            and h.beat.status is ReplicaStatus.READY
+            and h.beat.base_hash == self._base_hash
+            and not self.loads.replaced(h.place, h.incarnation)
         ]
 
     def choose(self, flight: Flight, now: float) -> Route | NoRoute:

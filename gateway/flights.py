@@ -100,12 +100,12 @@ class Flights:
             flight = self._flights.get(event.request_id)
             if flight is None:
                 actions += self._haunted(batch, event)
-            elif (
-                event.attempt == flight.attempt
-                and (batch.replica, batch.incarnation) == (flight.replica, flight.incarnation)
-                and flight.phase is not Phase.PARKED
-            ):
+            elif (event.attempt, batch.replica) != (flight.attempt, flight.replica) or flight.phase is Phase.PARKED:
+                continue
+            elif batch.incarnation == flight.incarnation:
                 actions += self._event(flight, event, now)
+            elif batch.incarnation > flight.incarnation and isinstance(event, Rejected):
+                actions += self._replaced(flight, event, now)
         return actions
 
     def lost(self, losses: Iterable[Lost], now: float) -> list[Action]:
@@ -148,11 +148,11 @@ class Flights:
     def _event(self, flight: Flight, event: TokenEvent, now: float) -> Iterator[Action]:
         match event:
             case Admitted():
-                flight.phase = Phase.ADMITTED
+                self._answered(flight)
                 if not flight.output.ids:
                     flight.tier = event.tier
             case Tokens():
-                flight.phase = Phase.ADMITTED
+                self._answered(flight)
                 try:
                     fresh = flight.output.place(event.position, event.ids)
                 except Gap as gap:
@@ -170,6 +170,19 @@ class Flights:
             case Rejected():
                 yield from self._rejected(flight, event, now)
 
+    def _answered(self, flight: Flight) -> None:
+        """The attempt runs. The batch that says so carried a report that covers it, so it counts there from now on."""
+        if flight.phase is not Phase.ADMITTED:
+            flight.phase = Phase.ADMITTED
+            self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
+
+    def _replaced(self, flight: Flight, event: Rejected, now: float) -> Iterator[Action]:
+        """The place's next holder refuses what was meant for the one before, which is no more."""
+        if flight.phase is Phase.ADMITTED:
+            yield from self._redrive(flight, now, f"replica {flight.replica} replaced")
+        else:
+            yield from self._rejected(flight, event, now)
+
     def _rejected(self, flight: Flight, event: Rejected, now: float) -> Iterator[Action]:
         reason, detail = event.reason, event.detail
         flight.refusals += 1
@@ -186,10 +199,14 @@ class Flights:
             self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
             flight.avoid.add(flight.replica)
             flight.phase = Phase.PARKED
-            if reason is not RejectReason.STALE:  # a new holder's beat will say where to go: wait for it
+            # At once only where nobody has refused it yet; else the next tick, by when a beat may have told more.
+            target = self._router(flight)
+            if isinstance(target, Route) and target.replica not in flight.avoid:
                 yield from self._start(flight, now)
         elif reason is RejectReason.OVERLOADED:
             yield from self._end(flight, Outcome.OVERLOADED, "overloaded", detail)
+        elif reason in (RejectReason.STALE, RejectReason.DRAINING, RejectReason.GATEWAY_LOST):
+            yield from self._end(flight, Outcome.UNAVAILABLE, reason.value, detail)
         elif reason is RejectReason.DEADLINE:
             yield from self._end(flight, Outcome.DEADLINE, "deadline", detail)
         else:

@@ -56,7 +56,7 @@ class LoadView:
             entry.unread[key] = (offset, entry.unread[key][1])
 
     def dropped(self, replica: int, incarnation: int, key: Key) -> None:
-        """The attempt ended or was never written."""
+        """The attempt ended, was never written, or was answered: then a report that covers it is already here."""
         entry = self._replicas.get(replica)
         if entry is not None and entry.incarnation == incarnation:
             entry.unread.pop(key, None)
@@ -70,6 +70,11 @@ class LoadView:
             and entry.report is not None
             and offset < entry.report.read_offset
         )
+
+    def replaced(self, replica: int, incarnation: int) -> bool:
+        """Whether a newer holder of the place has been heard, on whichever topic it spoke first."""
+        entry = self._replicas.get(replica)
+        return entry is not None and entry.incarnation > incarnation
 
     def load(self, replica: int, incarnation: int) -> int:
         """Tokens still to be computed there, as far as this gateway can know."""

@@ -39,18 +39,17 @@ def route(
 ) -> Route | NoRoute:
     """Chooses for one request of `cost` tokens. `adapter` empty: the base model, which every replica owns.
 
-    `avoid`: places that have just failed this request; they are taken only when nothing else is alive.
+    `avoid`: places that have just failed this request; they are taken only when nothing else has room.
     """
-    usable = [c for c in candidates if c.replica not in avoid] or list(candidates)
-    if not usable:
-        return NoRoute(overloaded=False)
-    by_place = {c.replica: c for c in usable}
-    order = [by_place[place] for place in ranked(adapter, by_place)]
-    owning = order[:owners] if adapter else order
-    for group, spilled in ((owning, False), (order, True)):
-        # An idle replica takes any request: one that alone exceeds the capacity must not starve for ever.
-        room = [c for c in group if c.load == 0 or c.load + cost <= c.capacity]
-        if room:
-            best = min(room, key=lambda c: c.load)  # ties go to the better owner: min keeps the first
-            return Route(best.replica, best.incarnation, spilled)
-    return NoRoute(overloaded=True)
+    failed = set(avoid)
+    for pool in ([c for c in candidates if c.replica not in failed], [c for c in candidates if c.replica in failed]):
+        by_place = {c.replica: c for c in pool}
+        order = [by_place[place] for place in ranked(adapter, by_place)]
+        owning = order[:owners] if adapter else order
+        for group, spilled in ((owning, False), (order, True)):
+            # An idle replica takes any request: one that alone exceeds the capacity must not starve for ever.
+            room = [c for c in group if c.load == 0 or c.load + cost <= c.capacity]
+            if room:
+                best = min(room, key=lambda c: c.load)  # ties go to the better owner: min keeps the first
+                return Route(best.replica, best.incarnation, spilled)
+    return NoRoute(overloaded=bool(candidates))

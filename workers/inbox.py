@@ -125,7 +125,9 @@ class Inbox:
         return acts
 
     def _cancel(self, cancel: Cancel, now: float) -> list[Act]:
-        self._cancelled[cancel.request_id] = (cancel.attempt, now)
+        # A Cancel read twice must not take back a later one.
+        attempt = max(cancel.attempt, self._cancelled.get(cancel.request_id, (-1, 0.0))[0])
+        self._cancelled[cancel.request_id] = (attempt, now)
         self._held = [
             h for h in self._held if h.submit.request_id != cancel.request_id or h.submit.attempt > cancel.attempt
         ]

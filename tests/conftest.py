@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from infra.clickhouse import schema
+from infra.local.clickhouse import ClickHouse
+from infra.local.store import Store
 from tests.stack import Stack
 
 
@@ -29,3 +32,22 @@ def kafka(stack: Stack) -> str:
 def namespace() -> str:
     """A prefix for topic names that no other test has."""
     return f"t{uuid.uuid4().hex[:10]}."
+
+
+@pytest.fixture(scope="session")
+def store(stack: Stack) -> Store:
+    """A real S3 store with the buckets `adapters` and `uploads`: .endpoint, .access_key, .secret_key, .client()."""
+    return stack.store()
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server(stack: Stack) -> ClickHouse:
+    return stack.clickhouse()
+
+
+@pytest.fixture
+def clickhouse(clickhouse_server: ClickHouse) -> str:
+    """The URL of a database that no other test has, with the product's tables in it."""
+    url = clickhouse_server.url(f"t{uuid.uuid4().hex[:10]}")
+    schema.apply(url)
+    return url

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.local.child import Child, Spec
+from infra.local.clickhouse import ClickHouse
 from infra.local.kafka import Kafka
 from infra.local.ports import Ports
+from infra.local.store import Store
 
 READY_LIMIT_S = 60
 
@@ -48,6 +50,16 @@ class Stack:
     def kafka(self) -> Kafka:
         port, controller_port = self.ports.allot("kafka"), self.ports.allot("kafka-controller")
         service = Kafka(self.home / "kafka", port, controller_port, log=self.home / "kafka.log")
+        self._children.append(started(service))
+        return service
+
+    def store(self) -> Store:
+        service = Store(self.home / "store", self.ports.allot, log=self.home / "store.log")
+        self._children.append(started(service))
+        return service
+
+    def clickhouse(self) -> ClickHouse:
+        service = ClickHouse(self.home / "clickhouse", self.ports.allot("clickhouse"), log=self.home / "clickhouse.log")
         self._children.append(started(service))
         return service
 

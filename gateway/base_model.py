@@ -1,0 +1,59 @@
+"""The base model as the gateway knows it: a Hugging Face folder's tokenizer, template and sizes. No weights."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.template import ChatTemplate, token_text
+from gateway.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """`stop_ids` end an output. `created` is the folder's time, unix seconds."""
+
+    name: str
+    base_hash: str
+    context: int
+    stop_ids: list[int]
+    vocabulary: Vocabulary
+    template: ChatTemplate
+    created: int
+
+    @classmethod
+    def load(cls, folder: Path, name: str = "") -> "BaseModel":
+        """Reads `folder`; its own name is the model's unless one is given. Raises ValueError naming what is missing."""
+        if not (folder / "base_hash.json").is_file():
+            raise ValueError(f"{folder}/base_hash.json is missing: prepare the model first (lorafleet up does)")
+        config = _json(folder / "config.json")
+        vocabulary = Vocabulary(folder)
+        return cls(
+            name=name or folder.resolve().name,
+            base_hash=str(_json(folder / "base_hash.json")["base_hash"]),
+            context=int(config["max_position_embeddings"]),
+            stop_ids=_stop_ids(folder, config, vocabulary),
+            vocabulary=vocabulary,
+            template=ChatTemplate.of(folder),
+            created=int((folder / "config.json").stat().st_mtime),
+        )
+
+
+def _stop_ids(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> list[int]:
+    """Every end of sequence that generation_config.json, config.json or the tokenizer knows."""
+    generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    found: set[int] = set()
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id")):
+        found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    text = token_text(_json(folder / "tokenizer_config.json").get("eos_token"))
+    if text is not None and (token := vocabulary.id(text)) is not None:
+        found.add(token)
+    return sorted(found)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(file.read_text())
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}: a Hugging Face model folder has it") from error
+    return value

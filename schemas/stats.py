@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schemas.reasons import FinishReason, Outcome, RejectReason, Tier
+from schemas.reasons import FinishReason, Outcome, Tier
 
 
 class RequestFinished(msgspec.Struct, frozen=True, tag="request"):
@@ -43,7 +43,7 @@ class AttemptFinished(msgspec.Struct, frozen=True, tag="attempt"):
     slot: int
     epoch: int
     tier: Tier
-    reason: FinishReason | RejectReason
+    reason: FinishReason
     gateway: int
     gateway_incarnation: int
     replica: int

@@ -1,0 +1,240 @@
+"""One value of every message type of every topic; `python -m tests.schemas.examples` writes the goldens still missing.
+
+A golden is written once and never again: it stands for the bytes that lie in logs. When a type gains a field, its value
+here stays as it is, and so shows that the field has a default.
+"""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from schemas import topics
+from schemas.adapters import (
+    AdapterRecord,
+    AliasRecord,
+    CommandResult,
+    Refusal,
+    RegisterAdapter,
+    RetireAdapter,
+    SetAlias,
+)
+from schemas.codec import encode
+from schemas.customers import ApiKey, Customer
+from schemas.gateways import GatewayBeat, GatewayClaim
+from schemas.placement import AdapterStats, Drain, Load, OwnerPlan, Unload
+from schemas.reasons import AdapterStatus, FinishReason, Outcome, RejectReason, Role, Tier
+from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency
+from schemas.requests import Cancel, Sampling, Submit
+from schemas.stats import AttemptFinished, CacheEvent, RequestFinished, Usage
+from schemas.tokens import Admitted, Finished, LoadReport, Rejected, TokenBatch, Tokens
+from schemas.topics import Topic
+
+GOLDEN = Path(__file__).parent / "golden"
+SHA, OTHER_SHA = "3b" * 32, "c0" * 32
+AT = 1_790_000_000_123
+LOAD = LoadReport(read_offset=901, running=3, waiting=2, tokens_in_flight=4096)
+
+EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
+    (
+        topics.REQUESTS,
+        Submit(
+            request_id="req-1",
+            attempt=1,
+            customer="acme",
+            adapter="acme/support@7",
+            content_id=SHA,
+            base_hash=OTHER_SHA,
+            replica=5,
+            incarnation=77,
+            gateway=2,
+            gateway_incarnation=1 << 40,
+            prompt=[1, 49151, 0],
+            generated=[17, 18],
+            max_tokens=128,
+            sampling=Sampling(seed=(1 << 63) - 1, temperature=0.7, top_p=0.9),
+            stop_ids=[2],
+            remaining_ms=59_000,
+        ),
+    ),
+    (topics.REQUESTS, Cancel("req-1", 1, 2, 1 << 40)),
+    (
+        topics.TOKENS,
+        TokenBatch(
+            replica=5,
+            incarnation=77,
+            gateway=2,
+            gateway_incarnation=1 << 40,
+            load=LOAD,
+            events=[
+                Admitted("req-1", 0, Tier.DISK),
+                Tokens("req-1", 0, 2, [49151, 7]),
+                Finished("req-1", 0, 4, FinishReason.ERROR, "out of blocks"),
+                Rejected("req-2", 1, RejectReason.STALE, "incarnation 4, here 77"),
+            ],
+        ),
+    ),
+    (
+        topics.ADAPTER_COMMANDS,
+        RegisterAdapter(
+            command_id="cmd-1",
+            adapter_id="acme/support@7",
+            version=7,
+            base_model_hash=OTHER_SHA,
+            rank=16,
+            alpha=32.0,
+            target_modules=["q_proj", "v_proj"],
+            weights_uri="s3://pipeline/acme/7/adapter_model.safetensors",
+            checksum=SHA,
+        ),
+    ),
+    (topics.ADAPTER_COMMANDS, RetireAdapter("cmd-2", "acme/support@6")),
+    (topics.ADAPTER_COMMANDS, SetAlias("cmd-3", "acme/support:prod", "acme/support@7")),
+    (
+        topics.ADAPTER_RESULTS,
+        CommandResult(
+            command_id="cmd-1",
+            status=422,
+            adapter_id="acme/support@7",
+            content_id=SHA,
+            alias="acme/support:prod",
+            previous_adapter_id="acme/support@6",
+            refusals=[Refusal("rank", "64 is above this fleet's limit of 16")],
+            table="adapters",
+            partition=3,
+            offset=12,
+        ),
+    ),
+    (
+        topics.ADAPTERS,
+        AdapterRecord(
+            adapter_id="acme/support@7",
+            customer="acme",
+            version=7,
+            base_model_hash=OTHER_SHA,
+            rank=16,
+            alpha=32.0,
+            target_modules=["q_proj", "v_proj"],
+            size_bytes=9_830_400,
+            weights_uri="s3://adapters/acme/support/7.safetensors",
+            checksum=SHA,
+            source_uri="s3://pipeline/acme/7/adapter_model.safetensors",
+            source_checksum=OTHER_SHA,
+            content_id=SHA,
+            status=AdapterStatus.QUARANTINED,
+            command_partition=6,
+            command_offset=41,
+            updated_unix_ms=AT,
+        ),
+    ),
+    (topics.ALIASES, AliasRecord("acme/support:prod", "acme", "acme/support@7", "acme/support@6", 6, 42, AT)),
+    (topics.REPLICAS, ReplicaClaim(5, "a8f0", 900, OTHER_SHA, "fp32/avx2/torch 2.15", AT)),
+    (
+        topics.REPLICAS,
+        ReplicaBeat(
+            replica=5,
+            incarnation=77,
+            start_offset=900,
+            beat=61,
+            status=ReplicaStatus.GONE,
+            step=1234,
+            load=LOAD,
+            residency=Residency(["acme/support@7"], ["acme/support@6"], ["beta/qa@1"], 1.5, 0.5),
+            base_hash=OTHER_SHA,
+            numeric_class="fp32/avx2/torch 2.15",
+            capacity_tokens=65_536,
+            at_unix_ms=AT,
+            mixed_steps=99,
+            max_adapters_in_step=4,
+            reason="engine crashed",
+        ),
+    ),
+    (topics.GATEWAYS, GatewayClaim(2, "b7e1", 12, AT)),
+    (topics.GATEWAYS, GatewayBeat(2, 1 << 40, 8, AT, {"adapters": {0: 5, 7: 9}, "aliases": {}}, gone=True)),
+    (topics.OWNER_PLANS, OwnerPlan("acme/support@7", 4, True, [1, 5], AT)),
+    (topics.USAGE, Usage("acme", 2, 1 << 40, 3, 450, AT)),
+    (topics.ADAPTER_STATS, AdapterStats("acme/support@7", AT, 120, 33.5, 0.75)),
+    (topics.REPLICA_COMMANDS, Load("cmd-4", "acme/support@7")),
+    (topics.REPLICA_COMMANDS, Unload("cmd-5", "acme/support@7")),
+    (topics.REPLICA_COMMANDS, Drain("cmd-6")),
+    (
+        topics.CUSTOMERS,
+        Customer("acme", [ApiKey(SHA, "lf-3b", Role.PIPELINE), ApiKey(OTHER_SHA, "lf-c0", Role.CUSTOMER)], 8, 2.5, AT),
+    ),
+    (
+        topics.FINISHED,
+        RequestFinished(
+            request_id="req-1",
+            at_unix_ms=AT,
+            customer="acme",
+            model="acme/support:prod",
+            adapter="acme/support@7",
+            content_id=SHA,
+            tier=Tier.GPU,
+            outcome=Outcome.OK,
+            gateway=2,
+            gateway_incarnation=1 << 40,
+            replica=5,
+            attempts=2,
+            prompt_tokens=300,
+            output_tokens=40,
+            ttft_ms=81.25,
+            tpot_ms=11.5,
+            total_ms=541.0,
+            detail="re-driven",
+        ),
+    ),
+    (
+        topics.FINISHED,
+        AttemptFinished(
+            request_id="req-1",
+            attempt=1,
+            at_unix_ms=AT,
+            customer="acme",
+            adapter="acme/support@7",
+            content_id=SHA,
+            slot=3,
+            epoch=9,
+            tier=Tier.RAM,
+            reason=FinishReason.LENGTH,
+            gateway=2,
+            gateway_incarnation=1 << 40,
+            replica=5,
+            incarnation=77,
+            prompt_tokens=300,
+            first_position=12,
+            output_tokens=28,
+            queue_ms=1.5,
+            load_ms=-1.0,
+            first_token_ms=80.5,
+            total_ms=400.0,
+        ),
+    ),
+    (
+        topics.CACHE_EVENTS,
+        CacheEvent(AT, 5, 77, "acme/support@7", SHA, "load", Tier.GPU, Tier.RAM, 9_830_400, 3.25, "first request"),
+    ),
+]
+
+
+def message_types(topic: Topic) -> tuple[Any, ...]:
+    """The members of the topic's union, or its one type."""
+    return get_args(topic.value) or (topic.value,)
+
+
+def golden(topic: Topic, kind: type[Any]) -> Path:
+    """Where the bytes of a type lie."""
+    return GOLDEN / topic.name / f"{kind.__name__}.{'bin' if topic.wire == 'msgpack' else 'json'}"
+
+
+def write_missing() -> None:
+    for topic, value in EXAMPLES:
+        path = golden(topic, type(value))
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode(topic, value))
+            print("wrote", path.relative_to(GOLDEN))
+
+
+if __name__ == "__main__":
+    write_missing()

@@ -1,0 +1,105 @@
+import asyncio
+import time
+
+import pytest
+
+from infra.local.ports import pick
+from schemas.customers import ApiKey, Customer
+from schemas.reasons import Role
+from schemas.topics import ADAPTERS, CUSTOMERS, TOKENS, USAGE
+from streams.bus.admin import ensure_topics
+from streams.bus.errors import BusUnavailable, NotWritten
+from streams.bus.reader import Reader
+from streams.bus.settings import KafkaSettings
+from streams.bus.writer import Writer, Written
+from tests.streams.bus.samples import batch
+
+
+@pytest.mark.real
+async def test_offsets_come_back_in_the_order_of_the_calls(settings: KafkaSettings) -> None:
+    await ensure_topics(settings)
+    async with Writer(settings, "test") as writer:
+        assert await writer.send(TOKENS, batch(0), partition=1) == Written(1, 0)
+        written = [writer.send_nowait(TOKENS, batch(n), partition=1) for n in range(1, 2001)]
+        assert [w.offset for w in await asyncio.gather(*written)] == list(range(1, 2001))
+        assert writer.waiting == 0
+
+
+@pytest.mark.real
+async def test_large_and_small_records_keep_their_order(settings: KafkaSettings) -> None:
+    await ensure_topics(settings)
+    keys = [ApiKey("a" * 64, "h" * size, Role.CUSTOMER) for size in (1, 700_000, 10, 200_000, 100_000, 1)]
+    async with Writer(settings, "test") as writer, Reader(settings, {CUSTOMERS: {0: "start"}}, "test") as reader:
+        written = [writer.send_nowait(CUSTOMERS, Customer(str(n), [key]), key=str(n)) for n, key in enumerate(keys)]
+        await asyncio.gather(*written)
+        found: list[str] = []
+        async for records in reader:
+            found += [record.key for record in records if record.key is not None]
+            if len(found) == len(keys):
+                break
+    assert found == [str(n) for n in range(len(keys))]
+
+
+@pytest.mark.real
+async def test_a_key_goes_where_other_clients_would_put_it(settings: KafkaSettings) -> None:
+    """Faust and the console tools use Kafka's murmur2: places computed with the Java client's hash."""
+    await ensure_topics(settings)
+    async with Writer(settings, "test") as writer:
+        # murmur2 of "foobar" and "21" as in Kafka's own UtilsTest: -790332482 and -973932308
+        for key, hashed in (("foobar", -790332482), ("21", -973932308)):
+            written = await writer.send(ADAPTERS, None, key=key)
+            assert written.partition == (hashed & 0x7FFFFFFF) % 8
+
+
+@pytest.mark.real
+async def test_what_no_broker_would_take_is_refused_at_once(settings: KafkaSettings) -> None:
+    async with Writer(settings, "test") as writer:
+        with pytest.raises(ValueError, match="partition 4 is not in"):
+            await writer.send(TOKENS, batch(0), partition=4)
+        with pytest.raises(ValueError, match="a key or a partition"):
+            await writer.send(TOKENS, batch(0))
+        with pytest.raises(ValueError, match="needs a key"):
+            await writer.send(CUSTOMERS, None, partition=0)
+        with pytest.raises(ValueError, match="at most"):
+            await writer.send(CUSTOMERS, Customer("x" * 900_000, []), key="x")
+
+
+@pytest.mark.real
+async def test_a_topic_that_comes_late_gets_what_was_queued(settings: KafkaSettings) -> None:
+    async with Writer(settings, "test") as writer:
+        early = writer.send_nowait(TOKENS, batch(0), partition=0)
+        with pytest.raises(NotWritten):
+            await writer.send(USAGE, None, key="a", timeout_s=0.5)
+        await ensure_topics(settings)
+        assert await early == Written(0, 0)
+
+
+async def test_a_broker_that_is_away_costs_bounded_time_and_writes_nothing() -> None:
+    writer = Writer(KafkaSettings(f"127.0.0.1:{pick(set())}"), "test", delivery_s=1.0, max_queued=10)
+    await writer.start()
+    began = time.monotonic()
+    with pytest.raises(NotWritten, match="not acknowledged within"):
+        await writer.send(TOKENS, batch(0), partition=0, timeout_s=0.3)
+    assert writer.waiting == 0
+    queued = [writer.send_nowait(TOKENS, batch(n), partition=0) for n in range(10)]
+    with pytest.raises(NotWritten, match="10 records wait already"):
+        writer.send_nowait(TOKENS, batch(11), partition=0)
+    for result in await asyncio.gather(*queued, return_exceptions=True):
+        assert isinstance(result, NotWritten)
+        assert result.written is False
+    await writer.stop(flush_s=0.1)
+    assert time.monotonic() - began < 15
+    with pytest.raises(BusUnavailable, match="does not run"):
+        writer.send_nowait(TOKENS, batch(0), partition=0)
+
+
+async def test_stop_fails_what_is_queued() -> None:
+    writer = Writer(KafkaSettings(f"127.0.0.1:{pick(set())}"), "test")
+    await writer.start()
+    queued = writer.send_nowait(TOKENS, batch(0), partition=0)
+    sending = asyncio.create_task(writer.send(TOKENS, batch(1), partition=1))
+    await asyncio.sleep(0.05)
+    await writer.stop(flush_s=0.1)
+    for fate in (queued, sending):
+        with pytest.raises(NotWritten, match="stopped"):
+            await fate

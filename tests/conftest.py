@@ -5,12 +5,15 @@ They run in the main thread, since a child dies with the thread that started it.
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from infra.clickhouse import schema
 from infra.local.clickhouse import ClickHouse
+from infra.local.model import packaged_model
 from infra.local.store import Store
+from streams.adapters.base_model import base_hash
 from tests.stack import Stack
 
 
@@ -51,3 +54,11 @@ def clickhouse(clickhouse_server: ClickHouse) -> str:
     url = clickhouse_server.url(f"t{uuid.uuid4().hex[:10]}")
     schema.apply(url)
     return url
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The folder of SmolLM2-135M-Instruct in float32, base_hash.json beside it; converted once per user."""
+    folder = packaged_model()
+    base_hash(folder)
+    return folder

@@ -14,8 +14,9 @@ import subprocess
 from pathlib import Path
 
 from infra.local.child import ChildError, Spec
-from infra.local.once import cache_folder, made_once
+from infra.local.once import made_once
 from infra.requires import missing
+from streams.adapters.user_cache import cache_folder
 
 VERSION = "4.3.1"
 HOME = Path(__file__).with_name("kafka_home")

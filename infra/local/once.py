@@ -5,17 +5,9 @@ simultaneous makers wait for the first. A killed maker leaves only a temporary f
 """
 
 import fcntl
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-
-
-def cache_folder() -> Path:
-    """LORAFLEET_CACHE, else the user's cache folder + /lorafleet."""
-    if chosen := os.environ.get("LORAFLEET_CACHE"):
-        return Path(chosen).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lorafleet"
 
 
 def made_once(folder: Path, make: Callable[[Path], None], whole: Callable[[Path], bool] = Path.is_dir) -> Path:

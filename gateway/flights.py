@@ -17,6 +17,7 @@ from gateway.loadview import LoadView
 from gateway.router import NoRoute, Route
 from gateway.sequencer import Gap
 from schemas.reasons import FinishReason, Outcome, RejectReason
+from schemas.replicas import ENGINE_CRASHED
 from schemas.requests import Cancel, Submit
 from schemas.tokens import Admitted, Finished, Rejected, TokenBatch, TokenEvent, Tokens
 from streams.presence.holders import Lost
@@ -24,7 +25,6 @@ from streams.presence.holders import Lost
 MAX_REDRIVES = 2
 MAX_REFUSALS = 8
 UNANSWERED_S = 1.0  # a Submit that its replica says it has read must be answered by then
-ENGINE_CRASHED = "engine crashed"  # a replica's last word when its engine died under it
 
 ENDINGS: dict[FinishReason, tuple[Outcome, str]] = {
     FinishReason.STOP: (Outcome.OK, "stop"),

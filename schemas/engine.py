@@ -101,7 +101,8 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     """One engine step, or an idle tick (no rows; at least every 0.5 s), which is the engine's proof of life.
 
     `step` counts both. `adapters` is the number of different adapters among the rows. `tokens_in_flight`: prompt
-    tokens not yet read plus output tokens still allowed, over all unfinished sequences.
+    tokens not yet read plus output tokens still allowed, over all unfinished sequences. `joined`: sequences that got
+    their place in the batch since the last step.
     """
 
     step: int
@@ -112,6 +113,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     tokens_in_flight: int
     tokens: list[Token]
     finished: list[SequenceFinished]
+    joined: list[int] = []
 
 
 class Missing(msgspec.Struct, frozen=True, tag="missing"):

@@ -10,6 +10,8 @@ import msgspec
 
 from schemas.tokens import LoadReport
 
+ENGINE_CRASHED = "engine crashed"  # the reason in a GONE beat when the engine died under its worker
+
 
 class ReplicaStatus(StrEnum):
     READY = "ready"

@@ -149,8 +149,8 @@ class Place:
         log.info("%s: claimed, incarnation %d, reading from %d", self._what, offset, start_offset)
         return Claim(self.place, offset, start_offset, nonce)
 
-    async def watch(self) -> NoReturn:
-        """Raises ReplacedError as soon as the table shows a newer holder than this process."""
+    async def watch(self) -> None:
+        """Never returns. Raises ReplacedError as soon as the table shows a newer holder than this process."""
         while True:
             self._changed.clear()
             self._check()

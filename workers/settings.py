@@ -1,0 +1,105 @@
+"""Everything a worker is told from outside: one frozen struct, read from the environment, printed once."""
+
+import os
+from collections.abc import Mapping
+from typing import Self
+
+import msgspec
+
+from streams.bus.settings import KafkaSettings
+
+ENGINES = ("torch", "simulated")
+
+
+class SettingsError(Exception):
+    """Names the variable, its value and what would be accepted."""
+
+
+class WorkerSettings(msgspec.Struct, frozen=True):
+    """`replica` is this worker's place. `take_over`: its starter saw the last holder die.
+
+    `kv_tokens`: positions in the engine's KV cache. `max_open`: attempts here at once, beyond which they are refused.
+    `capacity_tokens`: tokens in flight beyond which gateways count it as overloaded. `data`: folder of the disk tier.
+    `step_ms`, `load_ms`: what a step and a load take in the simulated engine. `drain_s`: for what runs at SIGTERM.
+    """
+
+    kafka: KafkaSettings
+    replica: int
+    take_over: bool
+    model: str
+    engine: str
+    threads: int
+    slots: int
+    max_rank: int
+    kv_tokens: int
+    max_open: int
+    capacity_tokens: int
+    data: str
+    ram_bytes: int
+    disk_bytes: int
+    step_ms: float
+    load_ms: float
+    drain_s: float
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
+        """Raises SettingsError, or that of streams.bus."""
+        kafka = KafkaSettings.from_env(env)
+        model = env.get("LORAFLEET_MODEL", "")
+        if not os.path.isfile(os.path.join(model, "config.json")):
+            raise SettingsError(
+                f"LORAFLEET_MODEL={model} is not a folder with config.json: name the base model's folder"
+            )
+        engine = env.get("WORKER_ENGINE", "torch")
+        if engine not in ENGINES:
+            raise SettingsError(f"WORKER_ENGINE={engine} is unknown: give one of {', '.join(ENGINES)}")
+        kv_tokens = _whole(env, "WORKER_KV_TOKENS", 16_384, 16)
+        replica = _whole(env, "WORKER_REPLICA", None, 0)
+        if replica >= kafka.replica_places:
+            raise SettingsError(
+                f"WORKER_REPLICA={replica} is not below LORAFLEET_REPLICA_PLACES={kafka.replica_places}"
+            )
+        return cls(
+            kafka=kafka,
+            replica=replica,
+            take_over=_flag(env, "WORKER_TAKE_OVER"),
+            model=model,
+            engine=engine,
+            threads=_whole(env, "WORKER_THREADS", os.cpu_count() or 1, 1),
+            slots=_whole(env, "WORKER_SLOTS", 8, 1),
+            max_rank=_whole(env, "LORAFLEET_MAX_RANK", 16, 1),
+            kv_tokens=kv_tokens,
+            max_open=_whole(env, "WORKER_MAX_OPEN", 256, 1),
+            capacity_tokens=_whole(env, "WORKER_CAPACITY_TOKENS", 2 * kv_tokens, 1),
+            data=env.get("WORKER_DATA", os.path.join(env.get("LORAFLEET_HOME", ".lorafleet"), f"worker-{replica}")),
+            ram_bytes=_whole(env, "WORKER_RAM_BYTES", 1 << 30, 0),
+            disk_bytes=_whole(env, "WORKER_DISK_BYTES", 10 << 30, 0),
+            step_ms=_number(env, "WORKER_STEP_MS", 0.0),
+            load_ms=_number(env, "WORKER_LOAD_MS", 0.0),
+            drain_s=_number(env, "WORKER_DRAIN_S", 10.0),
+        )
+
+
+def _whole(env: Mapping[str, str], name: str, default: int | None, least: int) -> int:
+    text = env.get(name, "" if default is None else str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise SettingsError(f"{name}={text} is not a whole number of at least {least}")
+    return int(text)
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise SettingsError(f"{name}={text} is not a number of at least 0")
+    return value
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "0")
+    if text not in ("0", "1", ""):
+        raise SettingsError(f"{name}={text} is neither 0 nor 1")
+    return text == "1"

@@ -1,0 +1,226 @@
+"""What a command does to the tables. Pure: state and command in, one record at most and the result out.
+
+All commands of a customer come in the log's order from one partition, and each row carries the partition and offset of
+the command that decided it. So a command at or before the newest offset that decided any row of its partition has been
+dealt with: delivered again (after a crash, or a rebalance), it is answered out of the state and writes nothing. One
+behind it wrote nothing before either, and is simply decided once more.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from schemas.adapters import (
+    AdapterCommand,
+    AdapterRecord,
+    AliasRecord,
+    CommandResult,
+    Refusal,
+    RegisterAdapter,
+    RetireAdapter,
+    SetAlias,
+)
+from schemas.reasons import AdapterStatus
+from streams.adapters.names import parse_adapter, parse_alias
+
+V = TypeVar("V", covariant=True)
+
+
+class Rows(Protocol[V]):
+    """A table, or a dict."""
+
+    def get(self, key: str, /) -> V | None: ...
+
+    def items(self) -> Collection[tuple[str, V]]: ...
+
+
+class State(msgspec.Struct, frozen=True):
+    """Both tables, and for each partition of the commands the newest offset that decided a row."""
+
+    adapters: Rows[AdapterRecord]
+    aliases: Rows[AliasRecord]
+    decided: Mapping[int, int]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a command stands in the log, and when it is decided."""
+
+    partition: int
+    offset: int
+    now_unix_ms: int
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`record` is written first, then the result is sent; None: the tables stay as they are."""
+
+    result: CommandResult
+    record: AdapterRecord | AliasRecord | None = None
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """An adapter that passed every check, and the canonical file made of it."""
+
+    content_id: str
+    rank: int
+    alpha: float
+    target_modules: list[str]
+    size_bytes: int
+    weights_uri: str
+    checksum: str
+
+
+def delivered_again(state: State, command: AdapterCommand, origin: Origin) -> Decision | None:
+    """The answer to a command that was dealt with before; None for one that was not."""
+    if origin.offset > state.decided.get(origin.partition, -1):
+        return None
+    row = state.adapters.get(command.adapter_id)
+    if isinstance(command, SetAlias):
+        alias = state.aliases.get(command.alias)
+        if alias is not None and alias.adapter_id == command.adapter_id:
+            return Decision(_pointed(command, alias, 200 if alias.previous_adapter_id else 201))
+    elif row is not None and isinstance(command, RetireAdapter) and row.status is AdapterStatus.RETIRED:
+        return Decision(_about(command, row, 200))
+    elif row is not None and isinstance(command, RegisterAdapter) and row.source_checksum == command.checksum:
+        return Decision(_about(command, row, 201))
+    message = f"dealt with before, up to offset {state.decided[origin.partition]} of partition {origin.partition}"
+    return Decision(_conflict(command, "command_id", message))
+
+
+def register_retired(state: State, command: RegisterAdapter) -> Decision | None:
+    """The refusal of an id that is used up, whatever the file; None for a new or a ready one."""
+    row = state.adapters.get(command.adapter_id)
+    if row is None or row.status is AdapterStatus.READY:
+        return None
+    message = f"{command.adapter_id} is {row.status}; versions are not used twice: register a new one"
+    return Decision(_conflict(command, "adapter_id", message))
+
+
+def register(state: State, command: RegisterAdapter, compiled: Compiled, origin: Origin) -> Decision:
+    """A registration whose file passed: 201, 200 when it is already so, 409 when the id stands for other content."""
+    row = state.adapters.get(command.adapter_id)
+    if row is not None:
+        if row.content_id == compiled.content_id:
+            return Decision(_about(command, row, 200))
+        return Decision(
+            _conflict(
+                command,
+                "adapter_id",
+                f"{command.adapter_id} stands for the content {row.content_id}, this file is {compiled.content_id}; "
+                "versions are immutable: register a new one",
+            )
+        )
+    name = parse_adapter(command.adapter_id)
+    record = AdapterRecord(
+        adapter_id=command.adapter_id,
+        customer=name.customer,
+        version=name.version,
+        base_model_hash=command.base_model_hash,
+        rank=compiled.rank,
+        alpha=compiled.alpha,
+        target_modules=compiled.target_modules,
+        size_bytes=compiled.size_bytes,
+        weights_uri=compiled.weights_uri,
+        checksum=compiled.checksum,
+        source_uri=command.weights_uri,
+        source_checksum=command.checksum,
+        content_id=compiled.content_id,
+        status=AdapterStatus.READY,
+        command_partition=origin.partition,
+        command_offset=origin.offset,
+        updated_unix_ms=origin.now_unix_ms,
+    )
+    return Decision(_about(command, record, 201), record)
+
+
+def retire(state: State, command: RetireAdapter, origin: Origin) -> Decision:
+    """Refused while an alias points at the adapter. A retired id is never used again."""
+    row = state.adapters.get(command.adapter_id)
+    if row is None:
+        return Decision(_unknown(command, command.adapter_id))
+    if row.status is AdapterStatus.RETIRED:
+        return Decision(_about(command, row, 200))
+    if pointing := sorted(alias for alias, at in state.aliases.items() if at.adapter_id == command.adapter_id):
+        message = f"{', '.join(pointing[:10])} points at {command.adapter_id}; set it to another adapter first"
+        return Decision(_conflict(command, "adapter_id", message))
+    record = msgspec.structs.replace(
+        row,
+        status=AdapterStatus.RETIRED,
+        command_partition=origin.partition,
+        command_offset=origin.offset,
+        updated_unix_ms=origin.now_unix_ms,
+    )
+    return Decision(_about(command, record, 200), record)
+
+
+def set_alias(state: State, command: SetAlias, origin: Origin) -> Decision:
+    """201 for a new alias, 200 for one that moves or stands so already."""
+    alias, name = parse_alias(command.alias), parse_adapter(command.adapter_id)
+    if alias.customer != name.customer:
+        message = f"{command.adapter_id} is not of customer {alias.customer}, whose alias {command.alias} is"
+        return Decision(refused(command, [Refusal("adapter_id", message)]))
+    row, adapter = state.aliases.get(command.alias), state.adapters.get(command.adapter_id)
+    if row is not None and row.adapter_id == command.adapter_id:
+        return Decision(_pointed(command, row, 200))
+    if adapter is None:
+        return Decision(_unknown(command, command.adapter_id))
+    if adapter.status is not AdapterStatus.READY:
+        message = f"{command.adapter_id} is {adapter.status}; only a ready adapter can be served"
+        return Decision(_conflict(command, "adapter_id", message))
+    record = AliasRecord(
+        alias=command.alias,
+        customer=alias.customer,
+        adapter_id=command.adapter_id,
+        previous_adapter_id=row.adapter_id if row is not None else "",
+        command_partition=origin.partition,
+        command_offset=origin.offset,
+        updated_unix_ms=origin.now_unix_ms,
+    )
+    return Decision(_pointed(command, record, 201 if row is None else 200), record)
+
+
+def refused(command: AdapterCommand, reasons: list[Refusal]) -> CommandResult:
+    """422 with every reason; nothing was written and the id is free to try again."""
+    return _answer(command, 422, reasons)
+
+
+def unavailable(command: AdapterCommand, field: str, message: str) -> CommandResult:
+    """503: nothing was decided and nothing written; the same command may be sent again."""
+    return _answer(command, 503, [Refusal(field, message)])
+
+
+def failed(command: AdapterCommand) -> CommandResult:
+    """500: a fault of the registry's own. Nothing was written."""
+    return _answer(command, 500, [Refusal("command", "the registry failed on this command; its log says why")])
+
+
+def _answer(command: AdapterCommand, status: int, reasons: list[Refusal]) -> CommandResult:
+    return CommandResult(
+        command_id=command.command_id,
+        status=status,
+        adapter_id=command.adapter_id,
+        alias=command.alias if isinstance(command, SetAlias) else "",
+        refusals=reasons,
+    )
+
+
+def _conflict(command: AdapterCommand, field: str, message: str) -> CommandResult:
+    return _answer(command, 409, [Refusal(field, message)])
+
+
+def _unknown(command: RetireAdapter | SetAlias, adapter_id: str) -> CommandResult:
+    return _answer(command, 404, [Refusal("adapter_id", f"{adapter_id} is not registered")])
+
+
+def _about(command: RegisterAdapter | RetireAdapter, row: AdapterRecord, status: int) -> CommandResult:
+    return CommandResult(command.command_id, status, adapter_id=row.adapter_id, content_id=row.content_id)
+
+
+def _pointed(command: SetAlias, row: AliasRecord, status: int) -> CommandResult:
+    return CommandResult(
+        command.command_id,
+        status,
+        adapter_id=row.adapter_id,
+        alias=row.alias,
+        previous_adapter_id=row.previous_adapter_id,
+    )

@@ -42,9 +42,11 @@ def _runner(options: argparse.Namespace) -> Runner:
     base_hash = _base_hash(options.model)
     if options.kind == "simulated":
         return SimulatedRunner(shape, base_hash, options.max_rank, options.step_ms, options.load_ms)
-    from workers.engine.torch_runner import TorchRunner  # here: the simulated kind must not pay for torch
+    # Imported here: the simulated kind must not pay for torch.
+    from workers.engine.torch_runner import TorchRunner, operations
 
-    return TorchRunner(options.model, base_hash, options.threads, options.slots, options.max_rank, options.kv_tokens)
+    computing = operations(options.threads)
+    return TorchRunner(options.model, base_hash, computing, options.slots, options.max_rank, options.kv_tokens)
 
 
 def _base_hash(model: Path) -> str:

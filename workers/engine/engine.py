@@ -109,6 +109,7 @@ class Engine:
                 tokens_in_flight=scheduler.tokens_in_flight(),
                 tokens=tokens,
                 finished=ended + finished,
+                joined=scheduler.joined(),
             )
         )
 

@@ -70,6 +70,7 @@ class Scheduler:
         self._blocked: list[str] = []  # contents whose load finds no slot, oldest need first
         self._passes = 0  # admissions past the first of them
         self._started = 0
+        self._joined: list[int] = []
 
     @property
     def running(self) -> int:
@@ -139,6 +140,11 @@ class Scheduler:
             self._passes = 0
         self._blocked = contents
 
+    def joined(self) -> list[int]:
+        """Sequences admitted since this was last asked; one that was preempted comes again."""
+        joined, self._joined = self._joined, []
+        return joined
+
     def plan(self) -> list[Row]:
         """The rows of the next step: every decoding sequence, and prompt chunks up to the budget, oldest first."""
         self._make_room()
@@ -206,6 +212,7 @@ class Scheduler:
             if sequence.content_id:
                 sequence.lease = self._slots.lease(sequence.seq, sequence.content_id)
             self._running[sequence.seq] = sequence
+            self._joined.append(sequence.seq)
         self._running = _by_age(self._running)
 
     def _wanted(self) -> dict[str, None]:

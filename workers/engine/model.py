@@ -1,0 +1,116 @@
+"""The forward pass of a Llama-family model: the base once for the whole batch, each row's low-rank output on top.
+
+Rows are tokens of any sequences, prefill and decode alike; a row's logits depend, to the bit, on its sequence's tokens
+and its slot alone (operations.py). Keys and values of the rows are stored before any row attends, so that the rows of
+one prompt chunk see each other.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers.engine.kv_blocks import BLOCK_TOKENS
+from workers.engine.model_config import ModelConfig
+from workers.engine.operations import Batch, Heads, KvCache, Operations, Rope, Weight
+from workers.engine.stacks import Adapted, SlotStack
+from workers.engine.weights import BaseWeights
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """Base matrices whose outputs stand side by side, and their adapted parts."""
+
+    weight: Weight
+    adapted: list[Adapted]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: _Projection
+    o: _Projection
+    mlp_norm: Tensor
+    gate_up: _Projection
+    down: _Projection
+    cache: KvCache
+
+
+class LlamaModel:
+    """Loads the folder. `stack` holds the adapters; `kv_tokens` positions fit the KV cache. Raises UnsupportedModel."""
+
+    def __init__(self, folder: Path, operations: Operations, stack: SlotStack, kv_tokens: int) -> None:
+        self.config = ModelConfig.of(folder)
+        shape = self.config.shape
+        self._ops = operations
+        self._stack = stack
+        self._heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
+        self._rope = _rope(self.config)
+        weights = BaseWeights(folder)
+        embedding = weights.take("model.embed_tokens.weight", shape.vocab, shape.hidden)
+        self._embedding = operations.weight(embedding)
+        if self.config.tied:
+            weights.drop("lm_head.weight")
+            self._head = self._embedding
+        else:
+            self._head = operations.weight(weights.take("lm_head.weight", shape.vocab, shape.hidden))
+        self._norm = weights.take("model.norm.weight", shape.hidden).float()
+        self._layers = [self._layer(weights, layer, kv_tokens) for layer in range(shape.layers)]
+        weights.finish()
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [m, vocab] of the rows `batch.last`; the keys and values of all rows are stored."""
+        ops, eps = self._ops, self.config.rms_norm_eps
+        x = ops.embed(self._embedding, batch.ids)
+        added: Tensor | None = None
+        for layer in self._layers:
+            qkv = self._project(layer.qkv, ops.norm(x, added, layer.attention_norm, eps), batch)
+            ops.rope_store(qkv, self._heads, self._rope, batch, layer.cache)
+            attended = ops.attend(qkv, self._heads, batch, layer.cache)
+            added = self._project(layer.o, attended, batch)
+            gate_up = self._project(layer.gate_up, ops.norm(x, added, layer.mlp_norm, eps), batch)
+            added = self._project(layer.down, ops.silu_mul(gate_up), batch)
+        if added is not None:
+            x += added
+        return ops.linear(self._head, ops.norm(x[batch.last], None, self._norm, eps))
+
+    def _project(self, projection: _Projection, x: Tensor, batch: Batch) -> Tensor:
+        y = self._ops.linear(projection.weight, x)
+        if batch.adapted:
+            self._ops.lora(x, self._stack, projection.adapted, batch.slots, y)
+        return y
+
+    def _layer(self, weights: BaseWeights, layer: int, kv_tokens: int) -> _Layer:
+        shape = self.config.shape
+        prefix = f"model.layers.{layer}."
+
+        def norm(name: str) -> Tensor:
+            return weights.take(f"{prefix}{name}.weight", shape.hidden).float()
+
+        def projection(block: str, *names: str) -> _Projection:
+            sizes = [shape.matrices()[name] for name in names]
+            parts = [
+                weights.take(f"{prefix}{block}.{name}_proj.weight", d, k)
+                for name, (k, d) in zip(names, sizes, strict=True)
+            ]
+            return _Projection(self._ops.weight(torch.cat(parts)), self._stack.adapted(layer, names))
+
+        return _Layer(
+            attention_norm=norm("input_layernorm"),
+            qkv=projection("self_attn", "q", "k", "v"),
+            o=projection("self_attn", "o"),
+            mlp_norm=norm("post_attention_layernorm"),
+            gate_up=projection("mlp", "gate", "up"),
+            down=projection("mlp", "down"),
+            cache=KvCache.empty(kv_tokens // BLOCK_TOKENS, shape.kv_heads, shape.head_dim),
+        )
+
+
+def _rope(config: ModelConfig) -> Rope:
+    shape = config.shape
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents
+    angles = torch.outer(torch.arange(shape.context).float(), frequencies)
+    return Rope(angles.cos(), angles.sin())

@@ -1,0 +1,149 @@
+"""The operations in C++ (kernels.cpp) through ctypes: fused multiply-adds in a fixed order, threads that change no bit.
+
+The same bits on every machine with fused multiply-add, whatever its vector width, hence one numeric class.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workers.engine.compiled import SOURCE, library
+from workers.engine.operations import Batch, Heads, KvCache, Rope, Weight
+from workers.engine.stacks import Adapted, SlotStack
+
+_PANEL = 32
+MAX_RANK = 512
+
+
+class _Adapted(ctypes.Structure):
+    _fields_ = (
+        ("a", ctypes.c_int64),
+        ("b", ctypes.c_int64),
+        ("scale", ctypes.c_int64),
+        ("d", ctypes.c_int32),
+        ("y", ctypes.c_int32),
+    )
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "head_dim", "table_length")),
+        *((name, ctypes.c_void_p) for name in ("positions", "tables_of", "tables")),
+        *((name, ctypes.c_void_p) for name in ("cosine", "sine", "keys", "values")),
+    )
+
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {
+    "engine_threads": (_INT,),
+    "engine_pack": (_POINTER, _INT, _INT, _POINTER),
+    "engine_embed": (_POINTER, _INT, _POINTER, _INT, _POINTER),
+    "engine_linear": (_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
+    "engine_norm": (_POINTER, _POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
+    "engine_lora": (_POINTER, _INT, _INT, _POINTER, _POINTER, _LONG, _INT, _POINTER, _INT, _POINTER, _LONG),
+    "engine_rope_store": (_POINTER, _INT, _POINTER),
+    "engine_attend": (_POINTER, _INT, _POINTER, _POINTER),
+    "engine_silu_mul": (_POINTER, _INT, _INT, _POINTER),
+    "engine_sample": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+}
+
+
+class NativeOperations:
+    """One per process: the kernels' thread pool is global. Raises NoCompiler."""
+
+    def __init__(self, threads: int, isa: str) -> None:
+        kernels = library(isa)
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(kernels, name)
+            function.argtypes, function.restype = arguments, None
+        self._kernels = kernels
+        self._adapted: dict[tuple[Adapted, ...], ctypes.Array[_Adapted]] = {}
+        kernels.engine_threads(threads)
+        fused = "plain" if isa == "portable" else "fma"
+        self.numeric_class = f"float32/native-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]}/{fused}16/any-width"
+
+    def weight(self, matrix: Tensor) -> Weight:
+        d, k = matrix.shape
+        source, packed = matrix.float().contiguous(), torch.empty(-(-d // _PANEL) * k * _PANEL)
+        self._kernels.engine_pack(source.data_ptr(), d, k, packed.data_ptr())
+        return Weight(packed, d, k)
+
+    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
+        out = torch.empty(len(ids), weight.k)
+        self._kernels.engine_embed(weight.data.data_ptr(), weight.k, ids.data_ptr(), len(ids), out.data_ptr())
+        return out
+
+    def linear(self, weight: Weight, x: Tensor) -> Tensor:
+        n = len(x)
+        out, scratch = torch.empty(n, weight.d), torch.empty(n, weight.k)
+        self._kernels.engine_linear(
+            weight.data.data_ptr(), weight.d, weight.k, x.data_ptr(), n, out.data_ptr(), scratch.data_ptr()
+        )
+        return out
+
+    def norm(self, x: Tensor, add: Tensor | None, gain: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        added = None if add is None else add.data_ptr()
+        self._kernels.engine_norm(x.data_ptr(), added, gain.data_ptr(), eps, *x.shape, out.data_ptr())
+        return out
+
+    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], slots: Tensor, y: Tensor) -> None:
+        key = tuple(matrices)
+        table = self._adapted.get(key)
+        if table is None:
+            table = (_Adapted * len(key))(*(_Adapted(m.a, m.b, m.scale, m.d, m.y) for m in key))
+            self._adapted[key] = table
+        n, k = x.shape
+        self._kernels.engine_lora(
+            x.data_ptr(),
+            n,
+            k,
+            slots.data_ptr(),
+            stack.data.data_ptr(),
+            stack.floats,
+            stack.rank,
+            ctypes.addressof(table),
+            len(key),
+            y.data_ptr(),
+            y.shape[1],
+        )
+
+    def rope_store(self, qkv: Tensor, heads: Heads, rope: Rope, batch: Batch, cache: KvCache) -> None:
+        about = _attention(heads, batch, cache)
+        about.cosine, about.sine = rope.cosine.data_ptr(), rope.sine.data_ptr()
+        self._kernels.engine_rope_store(qkv.data_ptr(), len(qkv), ctypes.addressof(about))
+
+    def attend(self, qkv: Tensor, heads: Heads, batch: Batch, cache: KvCache) -> Tensor:
+        out = torch.empty(len(qkv), heads.heads * heads.head_dim)
+        about = _attention(heads, batch, cache)
+        self._kernels.engine_attend(qkv.data_ptr(), len(qkv), ctypes.addressof(about), out.data_ptr())
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        n, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(n, inner)
+        self._kernels.engine_silu_mul(gate_up.data_ptr(), n, inner, out.data_ptr())
+        return out
+
+    def sample(self, logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, top_ps: Tensor) -> Tensor:
+        ids = torch.empty(len(logits), dtype=torch.int32)
+        inputs = (seeds, positions, temperatures, top_ps, ids)
+        self._kernels.engine_sample(logits.data_ptr(), *logits.shape, *(tensor.data_ptr() for tensor in inputs))
+        return ids
+
+
+def _attention(heads: Heads, batch: Batch, cache: KvCache) -> _Attention:
+    return _Attention(
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        table_length=batch.tables.shape[1],
+        positions=batch.positions.data_ptr(),
+        tables_of=batch.tables_of.data_ptr(),
+        tables=batch.tables.data_ptr(),
+        keys=cache.keys.data_ptr(),
+        values=cache.values.data_ptr(),
+    )

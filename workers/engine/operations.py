@@ -1,0 +1,105 @@
+"""The arithmetic of a forward pass as an interface: native.py (C++) does it, reference.py (torch) is its oracle.
+
+All tensors are float32 on the CPU and contiguous, unless said. Every operation is row by row: a row's result depends on
+that row's inputs alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from workers.engine import pages
+from workers.engine.kv_blocks import BLOCK_TOKENS
+from workers.engine.stacks import Adapted, SlotStack
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix W [d, k] in whatever layout the operations chose for `data`."""
+
+    data: Tensor
+    d: int
+    k: int
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """One layer's keys [blocks, kv_heads, head_dim, 16], and values [blocks, kv_heads, 16, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def empty(cls, blocks: int, kv_heads: int, head_dim: int) -> "KvCache":
+        return cls(
+            pages.zeros(blocks, kv_heads, head_dim, BLOCK_TOKENS), pages.zeros(blocks, kv_heads, BLOCK_TOKENS, head_dim)
+        )
+
+
+@dataclass(frozen=True)
+class Rope:
+    """cos and sin [context, head_dim / 2]."""
+
+    cosine: Tensor
+    sine: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """n rows, one per token, int32: its id, its position, its slot (0: none), and which of `tables` is its sequence's.
+
+    `tables` [sequences, blocks] are block numbers in the order of positions. `last` [m] are the rows to sample from.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    tables_of: Tensor
+    tables: Tensor
+    last: Tensor
+    adapted: bool  # whether any slot is not 0
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A qkv row is q [heads, head_dim], k [kv_heads, head_dim], v [kv_heads, head_dim]."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Operations(Protocol):
+    numeric_class: str
+
+    def weight(self, matrix: Tensor) -> Weight:
+        """Takes over W [d, k]."""
+
+    def embed(self, weight: Weight, ids: Tensor) -> Tensor:
+        """Rows ids [n] of W, as [n, k]."""
+
+    def linear(self, weight: Weight, x: Tensor) -> Tensor:
+        """x [n, k] W^T, as [n, d]."""
+
+    def norm(self, x: Tensor, add: Tensor | None, gain: Tensor, eps: float) -> Tensor:
+        """Adds `add` to x [n, hidden] in place, then returns RMSNorm(x) * gain."""
+
+    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], slots: Tensor, y: Tensor) -> None:
+        """y[row] += scale * B (A x[row]) in place, with the weights of the row's slot; slot 0 adds nothing."""
+
+    def rope_store(self, qkv: Tensor, heads: Heads, rope: Rope, batch: Batch, cache: KvCache) -> None:
+        """Rotates q in place; stores rotated k, and v, at the rows' positions."""
+
+    def attend(self, qkv: Tensor, heads: Heads, batch: Batch, cache: KvCache) -> Tensor:
+        """[n, heads * head_dim]: each row over its sequence's positions up to and including its own."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of rows gate | up, as [n, inner]."""
+
+    def sample(self, logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, top_ps: Tensor) -> Tensor:
+        """int32 ids [m] from logits [m, vocab], as sampler.py says; -1 where a logit is not finite.
+
+        seeds, positions int64 (seeds hold the bits of an unsigned one), temperatures, top_ps float32.
+        """

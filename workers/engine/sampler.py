@@ -1,0 +1,46 @@
+"""How the next token is drawn: a function of the logits, the settings and (seed, output position), and nothing else.
+
+temperature 0: the likeliest id, the lowest among equals. Else the inverse of the distribution function at one uniform
+number, over the nucleus (the likeliest ids whose mass reaches top_p, from the likeliest down), or over all ids in order
+when top_p is 1. This is the definition; kernels.cpp does the same, fast. A logit that is not finite gives -1.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+
+
+def noise(seed: int, position: int) -> float:
+    """The uniform number in [0, 1) that belongs to a seed (64 bits of it) and an output position."""
+    mixed = _mix((_mix((seed + _STEP) & _MASK) + (position + 1) * _STEP) & _MASK)
+    return float((mixed >> 11) * 2.0**-53)
+
+
+def _mix(x: int) -> int:
+    """The finalizer of splitmix64."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def draw(logits: npt.NDArray[np.float32], seed: int, position: int, temperature: float, top_p: float) -> int:
+    """The id drawn from logits [vocab]; -1 if one of them is not finite."""
+    if not np.isfinite(logits).all():
+        return -1
+    if temperature == 0:
+        return int(logits.argmax())
+    mass = np.exp(np.maximum((logits - logits.max()) / np.float32(temperature), -87.0)).astype(np.float64)
+    u = noise(seed, position)
+    if top_p >= 1:
+        return _inverse(mass, u)
+    order = np.lexsort((np.arange(len(mass)), -mass))
+    kept = int(np.searchsorted(np.cumsum(mass[order]), np.float32(top_p) * mass.sum())) + 1
+    nucleus = order[:kept]
+    return int(nucleus[_inverse(mass[nucleus], u)])
+
+
+def _inverse(mass: npt.NDArray[np.float64], u: float) -> int:
+    total = np.cumsum(mass)
+    return min(int(np.searchsorted(total, u * total[-1], side="right")), len(mass) - 1)

@@ -1,0 +1,145 @@
+"""The runner that computes: rows of a step to one batch, a forward pass, sampled ids back.
+
+At start it compiles or finds the kernels, loads the base, and proves on the loaded weights that a row's bits do not
+depend on its company or on how its prompt was cut; a machine that fails this is refused, since a re-driven request
+could not go on as it began.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workers.engine.compiled import NoCompiler, best_isa
+from workers.engine.kv_blocks import BLOCK_TOKENS
+from workers.engine.model import LlamaModel
+from workers.engine.model_config import ModelConfig
+from workers.engine.native import NativeOperations
+from workers.engine.operations import Batch, Operations
+from workers.engine.reference import ReferenceOperations
+from workers.engine.runner import Model, Stamps
+from workers.engine.scheduler import Failure, Outcome, Row
+from workers.engine.slots import Lease
+from workers.engine.stacks import SlotStack
+from workers.slot_image import open_image
+
+_LOG = logging.getLogger(__name__)
+_SEED_MASK = (1 << 64) - 1
+
+
+class NotReproducible(Exception):
+    """A row's bits depend on its company on this machine."""
+
+
+class TorchRunner:
+    """Raises UnsupportedModel, NotReproducible."""
+
+    def __init__(
+        self, folder: Path, base_hash: str, operations: Operations, slots: int, max_rank: int, kv_tokens: int
+    ) -> None:
+        self._shape = ModelConfig.of(folder).shape
+        self._ops = operations
+        self.stack = SlotStack(self._shape, slots, max_rank)
+        self._llama = LlamaModel(folder, operations, self.stack, kv_tokens)
+        self._stamps = Stamps()
+        self.model = Model(base_hash, operations.numeric_class, self._shape.context, self._shape.vocab)
+        self._prove(kv_tokens)
+
+    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
+        image = open_image(path, content_id, self._shape, self.stack.rank)
+
+        def copy(filling: Lease) -> int:
+            self._stamps.erase(filling.slot)
+            size = self.stack.fill(filling.slot, image)
+            self._stamps.write(filling)
+            return size
+
+        return copy
+
+    def clear(self, slot: int) -> None:
+        self._stamps.erase(slot)
+        self.stack.clear(slot)
+
+    def run(self, rows: Sequence[Row]) -> list[Outcome]:
+        outcomes: list[Outcome] = [Failure(why) if (why := self._stamps.mismatch(row)) else None for row in rows]
+        sound = [(at, row) for at, row in enumerate(rows) if outcomes[at] is None]
+        if sound:
+            logits = self._llama.forward(batch_of([row for _, row in sound]))
+            sampled = [(at, row) for at, row in sound if row.samples]
+            ids = self._sample(logits, [row for _, row in sampled])
+            for (at, _), token in zip(sampled, ids, strict=True):
+                outcomes[at] = token if token >= 0 else Failure("a logit is not finite")
+        return outcomes
+
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        if not rows:
+            return []
+        seeds = np.array([row.sequence.sampling.seed & _SEED_MASK for row in rows], np.uint64).view(np.int64)
+        positions = torch.tensor([row.sequence.length for row in rows])
+        temperatures = torch.tensor([row.sequence.sampling.temperature for row in rows], dtype=torch.float32)
+        top_ps = torch.tensor([row.sequence.sampling.top_p for row in rows], dtype=torch.float32)
+        ids: list[int] = self._ops.sample(logits, torch.from_numpy(seeds), positions, temperatures, top_ps).tolist()
+        return ids
+
+    def _prove(self, kv_tokens: int) -> None:
+        """Every weight, several widths: the same prompt whole, in pieces, and among others gives the same bits."""
+        length = min(40, self._shape.context, kv_tokens // BLOCK_TOKENS // 2 * BLOCK_TOKENS)
+        ids = [(7 * i + 3) % self._shape.vocab for i in range(length)]
+        blocks = list(range(-(-length // BLOCK_TOKENS)))
+        others = [b + len(blocks) for b in blocks]
+        whole = self._llama.forward(_tokens([(ids, 0, blocks)]))[0]
+        for cut in (1, length // 2, length - 1):
+            self._llama.forward(_tokens([(ids[:cut], 0, blocks)]))
+            among = self._llama.forward(_tokens([(ids[::-1], 0, others), (ids[cut:], cut, blocks)]))[1]
+            if not torch.equal(whole, among):
+                raise NotReproducible(f"{self.model.numeric_class}: a row's bits depend on its company here")
+
+
+def operations(threads: int) -> Operations:
+    """The native operations, or torch's where the kernels cannot be compiled."""
+    torch.set_num_threads(threads)
+    isa = best_isa()
+    try:
+        native = NativeOperations(threads, isa)
+    except NoCompiler as error:
+        _LOG.warning("no native kernels (%s): torch computes instead, slower and in another numeric class", error)
+        return ReferenceOperations()
+    _LOG.info("native kernels for %s, %d threads", isa, threads)
+    return native
+
+
+def batch_of(rows: Sequence[Row]) -> Batch:
+    """The step's rows as one batch; a row's chunk may have many tokens."""
+    parts = [(row.tokens, row.start, row.blocks) for row in rows]
+    slots = [row.sequence.lease.slot for row in rows]
+    return _tokens(parts, slots, [row.samples for row in rows])
+
+
+def _tokens(
+    parts: Sequence[tuple[list[int], int, list[int]]],
+    slots: Sequence[int] | None = None,
+    samples: Sequence[bool] | None = None,
+) -> Batch:
+    """parts: (token ids, position of the first, block numbers) of each sequence."""
+    counts = np.array([len(ids) for ids, _, _ in parts])
+    starts = np.array([start for _, start, _ in parts])
+    ends = np.cumsum(counts)
+    tables = np.zeros((len(parts), max(len(blocks) for _, _, blocks in parts)), np.int32)
+    for at, (_, _, blocks) in enumerate(parts):
+        tables[at, : len(blocks)] = blocks
+    of = np.repeat(np.arange(len(parts), dtype=np.int32), counts)
+    positions = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+    slot_of_part = np.array(slots if slots is not None else [0] * len(parts), np.int32)
+    kept = ends - 1 if samples is None else (ends - 1)[np.array(samples, bool)]
+    return Batch(
+        ids=torch.from_numpy(np.array([token for ids, _, _ in parts for token in ids], np.int32)),
+        positions=torch.from_numpy(positions.astype(np.int32)),
+        slots=torch.from_numpy(slot_of_part[of]),
+        tables_of=torch.from_numpy(of),
+        tables=torch.from_numpy(tables),
+        last=torch.from_numpy(kept),
+        adapted=bool(slot_of_part.any()),
+    )

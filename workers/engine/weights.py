@@ -1,0 +1,44 @@
+"""The base model's tensors from safetensors, single or sharded. Every tensor is asked for exactly once, or refused."""
+
+import json
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from workers.engine.model_config import UnsupportedModel
+
+_DERIVED = "rotary_emb.inv_freq"  # older exports carry it; it follows from rope_theta
+
+
+def _names(file: safe_open) -> list[str]:
+    return list(file.keys())  # type: ignore[no-untyped-call]
+
+
+class BaseWeights:
+    """Hands out tensors by name. `finish` raises UnsupportedModel if any was left over."""
+
+    def __init__(self, folder: Path) -> None:
+        index = folder / "model.safetensors.index.json"
+        names = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+        self._files = [safe_open(folder / name, framework="pt") for name in sorted(names)]
+        self._of = {name: file for file in self._files for name in _names(file)}
+
+    def take(self, name: str, *size: int) -> Tensor:
+        """The tensor as stored, of exactly this size. Raises UnsupportedModel."""
+        file = self._of.pop(name, None)
+        if file is None:
+            raise UnsupportedModel(f"{name}: no such tensor, or asked for twice")
+        tensor: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+        if tuple(tensor.shape) != size or not tensor.is_floating_point():
+            raise UnsupportedModel(f"{name}: {tensor.dtype} {tuple(tensor.shape)}, expected floats of {size}")
+        return tensor
+
+    def drop(self, name: str) -> None:
+        """Leaves out a tensor that repeats another one, if it is there."""
+        self._of.pop(name, None)
+
+    def finish(self) -> None:
+        left = [name for name in self._of if not name.endswith(_DERIVED)]
+        if left:
+            raise UnsupportedModel(f"tensors that this engine does not know: {', '.join(sorted(left)[:8])}")

@@ -1,0 +1,76 @@
+"""The operator's hand on a running stack: customers, adapters, aliases and replica states through `/internal/*`."""
+
+import hashlib
+import json
+import uuid
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from replay.tenant import Tenant
+from schemas.adapters import RegisterAdapter
+
+
+class OperatorError(Exception):
+    """What the internal API answered instead."""
+
+
+class Operator:
+    """`async with Operator(internal_url, key) as operator`. Every call raises OperatorError unless it succeeded."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url, self._key = url, key
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self._key}"}, timeout=aiohttp.ClientTimeout(total=90)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def make_customer(self, customer: str) -> Tenant:
+        """Makes the customer if need be, and a new key for it."""
+        answer = await self._call("PUT", f"/internal/customers/{quote(customer, safe='')}", {})
+        return Tenant(customer, str(answer["key"]))
+
+    async def register(self, command: RegisterAdapter) -> dict[str, Any]:
+        body = {name: getattr(command, name) for name in command.__struct_fields__ if name != "command_id"}
+        return await self._call("POST", "/internal/adapters", body)
+
+    async def set_alias(self, alias: str, adapter_id: str) -> dict[str, Any]:
+        """Returns when no gateway resolves the alias to the old adapter any more."""
+        return await self._call("PUT", f"/internal/aliases/{quote(alias, safe='')}", {"adapter_id": adapter_id})
+
+    async def replicas(self) -> list[dict[str, Any]]:
+        """Every replica place that was ever held, with its state."""
+        answer = await self._call("GET", "/internal/replicas")
+        return list(answer["replicas"])
+
+    async def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        async with self._session.request(method, URL(self._url + path, encoded=True), json=body) as answer:
+            text = await answer.text()
+            if answer.status >= 400:
+                raise OperatorError(f"{method} {path}: {answer.status} {text}")
+            return dict(json.loads(text))
+
+
+def registration(folder: Path, adapter_id: str, base_hash: str, weights_uri: str) -> RegisterAdapter:
+    """The command that registers a PEFT folder whose weights were put at `weights_uri`."""
+    config = json.loads((folder / "adapter_config.json").read_bytes())
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    return RegisterAdapter(
+        command_id=uuid.uuid4().hex,
+        adapter_id=adapter_id,
+        version=int(adapter_id.rpartition("@")[2]),
+        base_model_hash=base_hash,
+        rank=config["r"],
+        alpha=config["lora_alpha"],
+        target_modules=sorted(config["target_modules"]),
+        weights_uri=weights_uri,
+        checksum=hashlib.sha256(weights).hexdigest(),
+    )

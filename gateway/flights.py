@@ -225,11 +225,12 @@ class Flights:
 
     def _start(self, flight: Flight, now: float, fresh: bool = False) -> Iterator[Action]:
         ask = flight.ask
-        if flight.output.position >= ask.max_tokens:  # its replica died between the last token and the word for it
-            yield from self._end(flight, Outcome.OK, "length", "")
-            return
+        # Its replica died between the last token and the word for it.
         if flight.output.ids and flight.output.ids[-1] in ask.stop_ids:
             yield from self._end(flight, Outcome.OK, "stop", "")
+            return
+        if flight.output.position >= ask.max_tokens:
+            yield from self._end(flight, Outcome.OK, "length", "")
             return
         target = self._router(flight)
         if isinstance(target, NoRoute):

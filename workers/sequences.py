@@ -93,20 +93,13 @@ class Sequences:
             if attempt.submit.content_id == content_id and attempt.loaded_at is None:
                 attempt.loaded_at = now
 
-    def adapter(self, content_id: str) -> AdapterRecord | None:
-        """An adapter of this content that some attempt here runs with."""
-        for attempt in self._by_seq.values():
-            if attempt.adapter is not None and attempt.adapter.content_id == content_id:
-                return attempt.adapter
-        return None
-
-    def step(self, step: Step, now: float) -> tuple[list[Say], list[tuple[Attempt, AttemptFinished]]]:
+    def step(self, step: Step, now: float) -> tuple[list[Say], list[AttemptFinished]]:
         """What a step or tick brought: words to gateways, each sequence's in order, and the attempts that ended.
 
         `at_unix_ms` of the rows is left at 0.
         """
         says: list[Say] = []
-        ended: list[tuple[Attempt, AttemptFinished]] = []
+        ended: list[AttemptFinished] = []
         for seq in step.joined:
             if (attempt := self._by_seq.get(seq)) is not None and attempt.joined_at is None:
                 attempt.joined_at = now
@@ -123,15 +116,15 @@ class Sequences:
             says.append(
                 _say(submit, Finished(submit.request_id, submit.attempt, word.length, word.reason, word.detail))
             )
-            ended.append((attempt, self._row(attempt, word, now)))
+            ended.append(self._row(attempt, word, now))
         self._told(step)
         return says, ended
 
-    def crashed(self, now: float) -> Iterator[AttemptFinished]:
-        """The engine is gone, and with it everything that ran: one row each."""
+    def abandoned(self, now: float, reason: FinishReason) -> Iterator[AttemptFinished]:
+        """What runs will never end: one row each. Their gateways are told nothing, and re-drive them."""
         for seq in list(self._by_seq):
             attempt = self._forget(seq)
-            yield self._row(attempt, SequenceFinished(seq, attempt.length, FinishReason.ERROR, "", 0, 0), now)
+            yield self._row(attempt, SequenceFinished(seq, attempt.length, reason, "", 0, 0), now)
 
     def load(self, read_offset: int) -> LoadReport:
         """The engine's own count, and what it has not told of yet."""

@@ -42,6 +42,10 @@ class Tables:
         """The adapters with this content: almost always one."""
         return list(self._ids.get(content_id, ()))
 
+    def by_content(self, content_id: str) -> AdapterRecord | None:
+        """One of the adapters with this content: any of them tells where its bytes are."""
+        return next((self._records[adapter_id] for adapter_id in self._ids.get(content_id, ())), None)
+
     def is_ghost(self, gateway: int, incarnation: int) -> bool:
         """Whether nobody is left to read what is written for this incarnation of the gateway."""
         return self._gateways.is_ghost(gateway, incarnation)

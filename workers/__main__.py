@@ -1,0 +1,248 @@
+"""`python -m workers`: one replica. Reads top to bottom as what it is made of.
+
+requests -> intake -> inbox -> engine -> steps -> publisher -> tokens; tables and commands from the side, beats out.
+Exit status: 0 told to end, 1 a fault, 2 bad settings, 3 the engine crashed, 4 replaced by a newer claim, 5 place taken.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import uvloop
+
+from schemas.adapters import AdapterRecord
+from schemas.engine import Ready
+from schemas.reasons import FinishReason, Tier
+from schemas.replicas import ENGINE_CRASHED, ReplicaClaim, ReplicaStatus, Residency
+from schemas.tokens import LoadReport
+from schemas.topics import REPLICA_COMMANDS, REPLICAS, REQUESTS
+from streams.bus.errors import BusError
+from streams.bus.reader import Reader
+from streams.bus.writer import Writer
+from streams.presence.claim import Beats, Claim, PlaceTakenError, ReplacedError
+from workers import commands, steps
+from workers.engine_client import EngineClient, EngineCrashedError
+from workers.heartbeat import Heartbeat
+from workers.inbox import Inbox
+from workers.intake import Intake
+from workers.ledger import Ledger
+from workers.loading import Loading
+from workers.publisher import Publisher
+from workers.sequences import Sequences
+from workers.settings import SettingsError, WorkerSettings
+from workers.tables import Tables
+
+log = logging.getLogger("worker")
+
+FAULT, BAD_SETTINGS = 1, 2
+STATUS = {EngineCrashedError: 3, ReplacedError: 4, PlaceTakenError: 5}
+LAST_TOKENS_S, DRAIN_LIMIT_S = 0.2, 2.0
+
+
+class BaseOnly:
+    def tier(self, record: AdapterRecord) -> Tier:
+        return Tier.REMOTE
+
+    @contextlib.asynccontextmanager
+    async def image(self, record: AdapterRecord) -> AsyncIterator[Path]:
+        raise RuntimeError("no loader")
+        yield Path()
+
+
+class Left(Exception):
+    """Told to end, and done with what ran."""
+
+
+class Worker:
+    """One life of one replica: `start` takes the place, `serve` holds it, `end` says the last word."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        kafka, replica = settings.kafka, settings.replica
+        self.settings = settings
+        self.leaving = asyncio.Event()
+        self.engine = EngineClient(settings)
+        self.tables = Tables(kafka, replica)
+        self.requests = Reader(kafka, {REQUESTS: {replica: "end"}}, f"worker-{replica}-requests", max_records=200)
+        self.commands = Reader(kafka, {REPLICA_COMMANDS: {replica: "end"}}, f"worker-{replica}-commands")
+        self.tokens = Writer(kafka, f"worker-{replica}-tokens")
+        self.cold = Writer(kafka, f"worker-{replica}-cold")
+
+    async def start(self) -> tuple[Ready, Claim]:
+        """The base is loaded while the place is waited for; only then is it claimed."""
+        s = self.settings
+        for part in (self.tables.reader, self.tokens, self.cold):
+            await part.start()
+        async with asyncio.TaskGroup() as group:
+            loaded = group.create_task(self.engine.start(), name="engine")
+            group.create_task(self.requests.start(), name="requests")
+            group.create_task(self.commands.start(), name="commands")
+            group.create_task(self._place_free(), name="place")
+        ready = loaded.result()
+
+        async def noted() -> int:
+            return self.requests.position(REQUESTS, s.replica)
+
+        def claim(nonce: str, start_offset: int) -> ReplicaClaim:
+            return ReplicaClaim(
+                s.replica, nonce, start_offset, ready.base_hash, ready.numeric_class, int(time.time() * 1000)
+            )
+
+        return ready, await self.tables.place.claim(self.cold, noted, claim, s.take_over)
+
+    async def _place_free(self) -> None:
+        await self.tables.reader.caught_up()
+        await self.tables.place.wait_free(self.settings.take_over)
+
+    async def serve(self, ready: Ready, claim: Claim) -> int:
+        s, tables, engine = self.settings, self.tables, self.engine
+        sequences = Sequences(s.replica, claim.incarnation)
+        ledger = Ledger(self.cold)
+        inbox = Inbox(
+            claim.incarnation, ready.base_hash, ready.context_length, s.max_open, tables.adapter, tables.is_ghost
+        )
+
+        def load() -> LoadReport:
+            return sequences.load(intake.read_offset)
+
+        def residency() -> Residency:
+            loads, evictions = loading.residency.per_minute(time.monotonic())
+            in_slots = [adapter for content in loading.residency.contents() for adapter in tables.ids(content)]
+            return Residency(in_slots, loads_per_min=loads, evictions_per_min=evictions)
+
+        def drain() -> None:
+            inbox.draining, heartbeat.status = True, ReplicaStatus.DRAINING
+            beats.hurry()
+
+        async def leave() -> None:
+            """Draining first, so that nothing new comes; then what runs gets its time."""
+            await self.leaving.wait()
+            log.info("told to end: %d attempts run", len(sequences))
+            drain()
+            limit = time.monotonic() + s.drain_s
+            while inbox.open or len(sequences):
+                if time.monotonic() > limit:
+                    log.warning("%d attempts are left to others after %g s", len(sequences), s.drain_s)
+                    break
+                await asyncio.sleep(0.02)
+            raise Left
+
+        async def say_ready() -> None:
+            await beats.first.wait()
+            print(f"ready replica={s.replica} incarnation={claim.incarnation}", flush=True)
+
+        loading = Loading(engine, BaseOnly(), ledger, s.replica, claim.incarnation, tables.by_content)
+        intake = Intake(self.requests, s.replica, inbox, sequences, engine, loading)
+        publisher = Publisher(self.tokens, s.replica, claim.incarnation, load, tables.is_ghost)
+        heartbeat = Heartbeat(claim, ready, s.capacity_tokens, engine, sequences, load, residency)
+        beats = Beats(self.cold, REPLICAS, s.replica, heartbeat.beat)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(steps.follow(engine, sequences, inbox, loading, publisher, ledger), name="steps")
+                group.create_task(engine.watch(), name="engine watch")
+                group.create_task(tables.place.watch(), name="place watch")
+                group.create_task(tables.listen(), name="tables")
+                group.create_task(loading.run(), name="loading")
+                group.create_task(intake.read(publisher), name="intake")
+                group.create_task(intake.tick(publisher), name="intake tick")
+                group.create_task(commands.obey(self.commands, tables.adapter, loading, drain), name="commands")
+                group.create_task(beats.run(), name="beats")
+                group.create_task(say_ready(), name="ready")
+                group.create_task(leave(), name="leave")
+        except BaseExceptionGroup as errors:
+            error = gravest(errors)
+        if isinstance(error, ReplacedError):
+            publisher.silence()
+            await asyncio.gather(self.tokens.stop(0), self.cold.stop(0))
+            return told(error)
+        if isinstance(error, EngineCrashedError):
+            # Its last tokens first, if the broker takes them right away: what they bring need not be computed again.
+            await publisher.drained(LAST_TOKENS_S)
+            await beats.last(lambda number: heartbeat.gone(number, ENGINE_CRASHED))
+            for row in sequences.abandoned(time.monotonic(), FinishReason.ERROR):
+                ledger.attempt(row)
+        else:
+            for row in sequences.abandoned(time.monotonic(), FinishReason.CANCELLED):
+                ledger.attempt(row)
+            await publisher.drained(DRAIN_LIMIT_S)
+            await beats.last(lambda number: heartbeat.gone(number, "left" if isinstance(error, Left) else repr(error)))
+        await ledger.drained(DRAIN_LIMIT_S)
+        return told(error)
+
+    async def stop(self) -> None:
+        """Ends whatever was started; every part does so in bounded time."""
+        parts = (self.tokens.stop(0), self.cold.stop(0), self.requests.stop(), self.commands.stop())
+        for result in await asyncio.gather(
+            self.engine.stop(), *parts, self.tables.reader.stop(), return_exceptions=True
+        ):
+            if isinstance(result, BaseException):
+                log.warning("while stopping: %r", result)
+
+
+async def run(settings: WorkerSettings) -> int:
+    """One life, from start to exit status."""
+    worker = Worker(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.leaving.set)
+    try:
+        start = asyncio.create_task(worker.start(), name="start")
+        leaving = asyncio.create_task(worker.leaving.wait(), name="leaving")
+        await asyncio.wait({start, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not start.done():
+            start.cancel()
+            await asyncio.wait({start})
+            return 0
+        try:
+            ready, claim = start.result()
+        except Exception as error:
+            return told(gravest(error))
+        return await worker.serve(ready, claim)
+    finally:
+        await worker.stop()
+
+
+def gravest(error: BaseException) -> BaseException:
+    """Of several errors at once the one that decides how to end: to be replaced forbids any further word."""
+    leaves = list(_leaves(error))
+    return next((e for kind in (ReplacedError, EngineCrashedError) for e in leaves if isinstance(e, kind)), leaves[0])
+
+
+def told(error: BaseException) -> int:
+    """Logs why the worker ends; the exit status."""
+    match error:
+        case Left():
+            log.info("left")
+            return 0
+        case ReplacedError() | EngineCrashedError() | PlaceTakenError():
+            log.error("%s: %s", type(error).__name__, error)
+        case _:
+            log.error("a fault ends this worker", exc_info=error)
+    return next((code for kind, code in STATUS.items() if isinstance(error, kind)), FAULT)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    try:
+        settings = WorkerSettings.from_env()
+    except (SettingsError, BusError) as error:
+        print(error, file=sys.stderr)
+        return BAD_SETTINGS
+    print(settings, flush=True)
+    return uvloop.run(run(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Brings adapters into the engine's slots: remote -> disk -> ram is the loader's, ram -> slot the engine's.
+
+Owns the loads on their way: one per content, however many attempts wait for it. An image stays pinned in RAM from the
+moment the loader has it until the engine has copied it or refused it. What cannot be had ends the attempts that wait
+for it, with the reason, and leaves no trace: the next attempt tries anew. A crash loses nothing but time.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from schemas.adapters import AdapterRecord
+from schemas.engine import FailAdapter, LoadSlot, Missing, SlotEvicted, SlotFailed, SlotLoaded, UnloadSlot
+from schemas.reasons import Tier
+from schemas.stats import CacheEvent
+from workers.engine_client import EngineClient
+from workers.ledger import Ledger
+from workers.residency import Residency
+
+log = logging.getLogger(__name__)
+
+LOAD_LIMIT_S = 60.0
+IN_USE = "in use"  # the engine's answer to an UnloadSlot that it refuses
+
+
+class Loader(Protocol):
+    """workers/loader: the tiers below the engine's slots."""
+
+    def tier(self, record: AdapterRecord) -> Tier:
+        """Where the adapter is now: ram, disk or remote."""
+        ...
+
+    def image(self, record: AdapterRecord) -> AbstractAsyncContextManager[Path]:
+        """The adapter's image in shared memory, pinned while the context lives."""
+        ...
+
+
+class SlotRefusedError(Exception):
+    """The engine could not take the image."""
+
+
+class Loading:
+    """`find(content_id)` gives an adapter of that content; None if none is known here."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        loader: Loader,
+        ledger: Ledger,
+        replica: int,
+        incarnation: int,
+        find: Callable[[str], AdapterRecord | None],
+    ) -> None:
+        self.residency = Residency()
+        self._engine, self._loader, self._ledger, self._find = engine, loader, ledger, find
+        self._replica, self._incarnation = replica, incarnation
+        self._wanted: asyncio.Queue[AdapterRecord] = asyncio.Queue()  # each content once: `_loads` has it too
+        self._loads: set[str] = set()  # contents on their way
+        self._slots: dict[str, asyncio.Future[SlotLoaded]] = {}  # images that the engine was given
+
+    def tier(self, record: AdapterRecord) -> Tier:
+        """Where an attempt finds its adapter now."""
+        return Tier.GPU if self.residency.holds(record.content_id) else self._loader.tier(record)
+
+    def want(self, record: AdapterRecord) -> None:
+        """Brings the adapter into a slot unless it is there or on its way."""
+        if record.content_id not in self._loads and not self.residency.holds(record.content_id):
+            self._loads.add(record.content_id)
+            self._wanted.put_nowait(record)
+
+    async def run(self) -> None:
+        """Loads what is wanted, all at once: the loader bounds what it does at a time. For ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                record = await self._wanted.get()
+                group.create_task(self._load(record), name=f"load {record.adapter_id}")
+
+    def unload(self, record: AdapterRecord) -> None:
+        """Takes the adapter out of its slot, unless attempts run with it."""
+        self._engine.send(UnloadSlot(record.content_id))
+
+    def event(self, event: Missing | SlotLoaded | SlotEvicted | SlotFailed) -> None:
+        """The engine's word on a slot."""
+        now, waiting = time.monotonic(), self._slots.get(event.content_id)
+        match event:
+            case Missing():
+                record = self._find(event.content_id)
+                if record is None:
+                    self._engine.send(FailAdapter(event.content_id, "no adapter with this content is known here"))
+                else:
+                    self.want(record)
+            case SlotLoaded():
+                self.residency.loaded(event, now)
+                self._loads.discard(event.content_id)  # here, for the engine may evict it and miss it right away
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(event)
+            case SlotEvicted():
+                size = self.residency.evicted(event, now)
+                if event.slot:
+                    self._say(event.content_id, "evict", Tier.GPU, Tier.NONE, size, 0.0)
+            case SlotFailed(reason=reason) if reason == IN_USE:
+                log.warning("content %s stays in its slot: it is in use", event.content_id)
+            case SlotFailed():
+                if waiting is not None and not waiting.done():
+                    waiting.set_exception(SlotRefusedError(event.reason))
+
+    async def _load(self, record: AdapterRecord) -> None:
+        began, source, content_id = time.monotonic(), self._loader.tier(record), record.content_id
+        slot: asyncio.Future[SlotLoaded] = asyncio.get_running_loop().create_future()
+        self._slots[content_id] = slot
+        try:
+            async with contextlib.AsyncExitStack() as pinned:
+                image = pinned.enter_async_context(self._loader.image(record))
+                path = await asyncio.wait_for(image, LOAD_LIMIT_S)
+                self._engine.send(LoadSlot(content_id, str(path)))
+                loaded = await slot  # without limit: the engine may have to wait until a slot falls idle
+        except Exception as error:  # whatever it is, it is this adapter's trouble and not its neighbours'
+            why = f"not had within {LOAD_LIMIT_S:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            log.warning("%s: load from %s failed: %s", record.adapter_id, source, why)
+            self._engine.send(FailAdapter(content_id, why))
+            self._loads.discard(content_id)
+            self._say(content_id, "fail", Tier.GPU, source, 0, _ms_since(began), why)
+        else:
+            self._say(content_id, "load", Tier.GPU, source, loaded.bytes, _ms_since(began))
+        finally:
+            if self._slots.get(content_id) is slot:
+                del self._slots[content_id]
+
+    def _say(
+        self, content_id: str, event: str, tier: Tier, source: Tier, size: int, duration_ms: float, reason: str = ""
+    ) -> None:
+        record = self._find(content_id)
+        self._ledger.cache(
+            CacheEvent(
+                at_unix_ms=0,
+                replica=self._replica,
+                incarnation=self._incarnation,
+                adapter=record.adapter_id if record is not None else "",
+                content_id=content_id,
+                event=event,
+                tier=tier,
+                source=source,
+                bytes=size,
+                duration_ms=duration_ms,
+                reason=reason,
+            )
+        )
+
+
+def _ms_since(began: float) -> float:
+    return round((time.monotonic() - began) * 1000, 3)

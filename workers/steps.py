@@ -1,0 +1,43 @@
+"""The engine's events, in its order, to whom they concern: tokens to gateways, ends to the ledger, slots to loading.
+
+A token goes to the Writer in the same turn of the loop in which it is read. A crash of the engine ends this task with
+EngineCrashedError; what the engine had said before was handled before.
+"""
+
+import time
+
+from schemas.engine import Ready, SlotLoaded, Step
+from workers.engine_client import EngineClient
+from workers.inbox import Inbox
+from workers.ledger import Ledger
+from workers.loading import Loading
+from workers.publisher import Publisher
+from workers.sequences import Sequences
+
+
+async def follow(
+    engine: EngineClient,
+    sequences: Sequences,
+    inbox: Inbox,
+    loading: Loading,
+    publisher: Publisher,
+    ledger: Ledger,
+) -> None:
+    """Until the engine ends. Raises EngineCrashedError."""
+    async for event in engine.events():
+        match event:
+            case Step():
+                says, ended = sequences.step(event, time.monotonic())
+                for say in says:
+                    publisher.add(say)
+                for row in ended:
+                    inbox.finished(row.request_id, row.attempt)
+                publisher.flush()
+                for row in ended:  # after the flush: the numbers can wait, the tokens cannot
+                    ledger.attempt(row)
+            case Ready():
+                raise RuntimeError("the engine said Ready twice")
+            case _:
+                if isinstance(event, SlotLoaded):
+                    sequences.loaded(event.content_id, time.monotonic())
+                loading.event(event)

@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from schemas.codec import UndecodableRecord, decode
 from schemas.topics import Topic
 from streams.bus.closing import close_consumer
-from streams.bus.errors import OffsetLost
+from streams.bus.errors import BusUnavailable, OffsetLost
 from streams.bus.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class Reader:
         self._max_records = max_records
         self._stale_s = stale_s
         self._consumer: AIOKafkaConsumer | None = None
+        self._opening = asyncio.Lock()
         self._opened_at = 0.0
         self._seen: dict[TopicPartition, int] = {}  # aiokafka's time of the last fetch, unix ms
         self._seen_at = 0.0  # when that was last looked at, monotonic
@@ -159,14 +160,16 @@ class Reader:
         return max(0.0, now - min(self._fetched_at.values()))
 
     async def end_offsets(self, topic: Topic, timeout_s: float = 5.0) -> dict[int, int]:
-        """The assigned partitions -> the offset that their next record will get. Raises TimeoutError, KafkaError."""
+        """The assigned partitions -> the offset that their next record will get. Raises BusUnavailable."""
         name = self._settings.topic_name(topic)
-        if self._consumer is None and not await self._open():
-            raise TimeoutError(f"{self.name}: Kafka is away")
-        assert self._consumer is not None
-        ends = await asyncio.wait_for(
-            self._consumer.end_offsets([at for at in self._starts if at.topic == name]), timeout_s
-        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._consumer is None and not await self._open():
+                    raise BusUnavailable(f"{self.name}: Kafka is away")
+                assert self._consumer is not None
+                ends = await self._consumer.end_offsets([at for at in self._starts if at.topic == name])
+        except (KafkaError, TimeoutError) as error:
+            raise BusUnavailable(f"{self.name}: no end offsets of {topic.name}: {error!r}") from error
         return {at.partition: offset for at, offset in ends.items()}
 
     def seek(self, topic: Topic, partition: int, offset: int) -> None:
@@ -177,7 +180,7 @@ class Reader:
             self._consumer.seek(at, offset)
 
     async def seek_to_end(self, topic: Topic, partition: int) -> int:
-        """Skips what is there; the new position. Raises TimeoutError, KafkaError."""
+        """Skips what is there; the new position. Raises BusUnavailable."""
         end = (await self.end_offsets(topic))[partition]
         self.seek(topic, partition, end)
         return end
@@ -211,6 +214,10 @@ class Reader:
 
     async def _open(self) -> bool:
         """One attempt to connect, at most CONNECT_LIMIT_S. Resolves start positions the first time."""
+        async with self._opening:
+            return self._consumer is not None or await self._connect()
+
+    async def _connect(self) -> bool:
         consumer = AIOKafkaConsumer(
             client_id=f"lorafleet-{self.name}",
             group_id=None,

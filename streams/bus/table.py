@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
-from aiokafka.errors import KafkaError
-
 from schemas.topics import Topic
 from streams.bus.errors import BusUnavailable, OffsetLost
 from streams.bus.reader import Reader, Record, Start
@@ -186,14 +184,11 @@ class TableReader:
     async def barrier(self, timeout_s: float = 5.0) -> None:
         """Waits until everything written before this call is applied. Raises BusUnavailable."""
         began = time.monotonic()
-        try:
-            ends = {
-                (topic, partition): end
-                for topic in self._tables
-                for partition, end in (await self._reader.end_offsets(topic, timeout_s)).items()
-            }
-        except (KafkaError, TimeoutError) as error:
-            raise BusUnavailable(f"{self.name}: {error!r}") from error
+        ends = {
+            (topic, partition): end
+            for topic in self._tables
+            for partition, end in (await self._reader.end_offsets(topic, timeout_s)).items()
+        }
         await self._wait(ends, timeout_s - (time.monotonic() - began))
 
     async def _wait(self, ends: dict[tuple[Topic, int], int], timeout_s: float) -> None:
@@ -233,7 +228,7 @@ class TableReader:
                 try:
                     ends = await self._reader.end_offsets(topic)
                     break
-                except (KafkaError, TimeoutError):
+                except BusUnavailable:
                     await asyncio.sleep(POLL_S)
             self._ends |= {(topic, partition): end for partition, end in ends.items()}
 

@@ -4,9 +4,12 @@ Every error body is OpenAI's: {"error": {"message", "type", "param", "code"}}, a
 gateway's own, and the `finish` of an End (schemas/reasons.py, gateway/flights.py) when its outcome is not OK.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+
+from schemas.adapters import Refusal
 
 INVALID, AUTH, SERVER = "invalid_request_error", "permission_error", "server_error"
 
@@ -32,6 +35,7 @@ REASONS: dict[str, Shape] = {
     "model_not_found": Shape(404, INVALID, "model_not_found"),
     "retired": Shape(404, INVALID, "model_not_found"),
     "method_not_allowed": Shape(405, INVALID, "method_not_allowed"),
+    "body_too_slow": Shape(408, INVALID, "body_too_slow"),
     "body_too_large": Shape(413, INVALID, "body_too_large"),
     "conflict": Shape(409, "conflict_error", "conflict"),
     "refused": Shape(422, INVALID, "registration_refused"),
@@ -41,6 +45,7 @@ REASONS: dict[str, Shape] = {
     "no_replica": Shape(503, SERVER, "no_replica", 2),
     "broker": Shape(503, SERVER, "broker_unavailable", 2),
     "starting": Shape(503, SERVER, "not_ready", 2),
+    "unavailable": Shape(503, SERVER, "shutting_down", 1),
     "stopping": Shape(503, SERVER, "shutting_down", 1),
     "load_failed": Shape(503, SERVER, "adapter_load_failed", 5),
     "unknown_adapter": Shape(503, SERVER, "adapter_not_there_yet", 2),
@@ -66,20 +71,24 @@ class ErrorDetail(msgspec.Struct, frozen=True):
     code: str | None
 
 
-class ErrorBody(msgspec.Struct, frozen=True):
+class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`refusals`: every reason why a command was refused, of the internal API alone."""
+
     error: ErrorDetail
+    refusals: Sequence[Refusal] = ()
 
 
 class ApiError(Exception):
     """`reason` is a key of REASONS. `param` names the parameter of the request that it is about."""
 
-    def __init__(self, reason: str, message: str, param: str | None = None) -> None:
+    def __init__(self, reason: str, message: str, param: str | None = None, refusals: Sequence[Refusal] = ()) -> None:
         super().__init__(message)
-        self.reason, self.message, self.param = reason, message, param
+        self.reason = reason if reason in REASONS else "internal"
+        self.message, self.param, self.refusals = message, param, refusals
 
     @property
     def shape(self) -> Shape:
-        return REASONS.get(self.reason, REASONS["internal"])
+        return REASONS[self.reason]
 
     @property
     def status(self) -> int:
@@ -88,7 +97,8 @@ class ApiError(Exception):
     def body(self) -> bytes:
         """The JSON body; also the payload of an error event in a stream."""
         shape = self.shape
-        return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, shape.type, self.param, shape.code)))
+        detail = ErrorDetail(self.message, shape.type, self.param, shape.code)
+        return msgspec.json.encode(ErrorBody(detail, self.refusals))
 
     def headers(self) -> dict[str, str]:
         """Retry-After, or the word that a retry is pointless where clients would otherwise try."""

@@ -11,6 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+LONG_TOKEN = 8  # characters; ordinary text has 3 to 5 per token
+
 
 class Vocabulary:
     """`pieces[id]`: the token's bytes in the output's text, empty for special tokens. Raises ValueError."""
@@ -36,9 +38,20 @@ class Vocabulary:
                 self.pieces[i] = token.encode() if token in added else to_bytes(token)
 
     def encode(self, text: str) -> list[int]:
-        """The ids, with special tokens where the text has them, and none added. Holds no lock while it computes."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        """The ids, with special tokens where the text has them, and none added."""
+        # A batch of one, since only batches are computed without Python's lock.
+        ids: list[int] = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
         return ids
+
+    def encode_within(self, text: str, most: int) -> list[int]:
+        """As `encode`; if there are more than `most` ids perhaps only the first of them, but always more than `most`.
+
+        A text far beyond any context costs no more than its beginning.
+        """
+        beginning = most * LONG_TOKEN
+        if len(text) > beginning and len(ids := self.encode(text[:beginning])) > most + 1:
+            return ids
+        return self.encode(text)
 
     def id(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)

@@ -1,0 +1,244 @@
+"""The gateway process: `python -m gateway`. Socket -> requests; tokens -> socket.
+
+Starts its ports at once, so that it can say why it is not ready; then topics, tables, place, and only then chats. Ends
+on SIGTERM and SIGINT: takes nothing new, lets open requests end, says its last word. Ends with an error when another
+process holds its place, or a part of it fails: its supervisor starts it anew.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import NoReturn
+
+import uvloop
+from aiohttp import web
+
+from gateway.app import public_app
+from gateway.auth import Keys
+from gateway.base_model import BaseModel
+from gateway.catalogue import Catalogue
+from gateway.chat import Chat
+from gateway.errors import ApiError
+from gateway.fleet import Fleet
+from gateway.flight import Ask
+from gateway.internal_adapters import InternalAdapters
+from gateway.internal_app import internal_app
+from gateway.internal_customers import InternalCustomers
+from gateway.internal_replicas import InternalReplicas
+from gateway.lease import Lease
+from gateway.metrics import Metrics
+from gateway.models import Models
+from gateway.readiness import Readiness
+from gateway.registrar import Registrar
+from gateway.replies import Replies
+from gateway.settings import GatewaySettings
+from gateway.stats import Finishes
+from gateway.switchboard import Switchboard
+from gateway.tables import Tables
+from schemas.placement import OwnerPlan
+from schemas.reasons import Outcome
+from schemas.stats import RequestFinished
+from streams.bus.admin import ensure_topics
+from streams.bus.errors import BusUnavailable, SettingsError, TopicMismatch
+from streams.bus.settings import KafkaSettings
+from streams.bus.writer import Writer
+from streams.presence.claim import PlaceTakenError, ReplacedError
+
+log = logging.getLogger("gateway")
+
+COLD_DELIVERY_S = 600.0  # what must not be lost waits this long for a broker that is away
+FLUSH_S = 5.0
+LAG_TICK_S = 0.05
+
+
+async def serve(settings: GatewaySettings, model: BaseModel) -> None:
+    """Runs until a signal comes. Raises ExceptionGroup when a part fails."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        gateway = Gateway(settings, model)
+        await gateway.open(stack)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(work, name=name) for name, work in gateway.work().items()]
+            await stop.wait()
+            log.info("stopping: %d requests are open", len(gateway.switchboard))
+            await gateway.drain()
+            for task in running:
+                task.cancel()
+        await gateway.lease.give_back()
+
+
+class Gateway:
+    """Every part, wired once. Read the constructor as the picture of the process."""
+
+    def __init__(self, settings: GatewaySettings, model: BaseModel) -> None:
+        kafka, place = settings.kafka, settings.place
+        self.settings, self.metrics = settings, Metrics()
+        # Hot and cold never share a connection: a slow acknowledgement of one would hold up the other.
+        self.hot = Writer(kafka, "gateway-hot")
+        self.cold = Writer(kafka, "gateway-cold", delivery_s=COLD_DELIVERY_S)
+        # What the tables say.
+        self.keys, self.catalogue = Keys(), Catalogue(model.name, model.base_hash)
+        plans: dict[str, OwnerPlan] = {}
+        self.fleet = Fleet(model.base_hash, plans)
+        # The open requests, between the clients and the fleet.
+        self.finishes = Finishes(self.cold)
+        self.switchboard = Switchboard(
+            self.hot, model.base_hash, self.fleet, lambda: self.tables.clock.now, self._resolve_anew, self._ended
+        )
+        self.replies = Replies(kafka, place, self.switchboard.heard, self.switchboard.gap)
+        self.tables = Tables(
+            kafka, place, self.keys, self.catalogue, self.fleet, plans,
+            lost=self.switchboard.lost, promised=lambda: self.lease.hurry(),
+        )  # fmt: skip
+        self.lease = Lease(self.cold, place, self.tables, self.replies)
+        self.readiness = Readiness(lambda: self.switchboard.clock.hearing and self.tables.clock.hearing)
+        # The public port.
+        chat = Chat(model, self.keys, self.catalogue, self.switchboard, self.readiness, settings.request_limit_s)
+        models = Models(model, self.keys, self.catalogue, self.readiness)
+        self._public = public_app(chat, models, self.readiness, self.tables, self.fleet, self.metrics)
+        # The internal port.
+        self.registrar = Registrar(kafka, self.cold, self.tables)
+        self._internal = internal_app(
+            InternalAdapters(self.keys, self.catalogue, self.registrar, self.readiness),
+            InternalReplicas(
+                self.keys, self.catalogue, self.fleet, self.tables, self.cold, self.readiness, kafka.replica_places
+            ),
+            InternalCustomers(self.keys, self.tables, self.cold, self.readiness),
+            self.metrics,
+        )
+        self._watch()
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Writers and ports; `stack` closes them, the ports first. Neither waits for Kafka."""
+        await stack.enter_async_context(self.hot)
+        await stack.enter_async_context(self.cold)
+        stack.push_async_callback(self.tables.stop)
+        stack.push_async_callback(self.replies.stop)
+        settings = self.settings
+        for app, host, port in (
+            (self._public, settings.host, settings.port),
+            (self._internal, settings.internal_host, settings.internal_port),
+        ):
+            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, host, port, reuse_address=True).start()
+            log.info("listening on %s:%d", host, port)
+
+    def work(self) -> dict[str, "asyncio._CoroutineLike[None]"]:
+        """What runs for as long as the process does, by name."""
+        return {
+            "life": self._live(),
+            "finished": self.finishes.run(),
+            "registrar": self.registrar.run(),
+            "loop lag": self._measure_lag(),
+        }
+
+    async def drain(self) -> None:
+        """Takes nothing new; open requests get `drain_s` to end, then are told to come again."""
+        self.readiness.stopping = True
+        await self.switchboard.emptied(self.settings.drain_s)
+        self.switchboard.cancel_all(Outcome.UNAVAILABLE, "this gateway is shutting down")
+        await self.finishes.flush(FLUSH_S)
+
+    async def _live(self) -> None:
+        """Topics, tables, place; then everything that moves requests and tokens."""
+        await _topics(self.settings.kafka)
+        await self.tables.start()
+        self.readiness.tables = True
+        log.info("tables are caught up")
+        await self.replies.start()
+        claim = await self.lease.take(self.settings.take_over)
+        self.switchboard.begin(claim)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.tables.run(), name="tables")
+            tasks.create_task(self.tables.place.watch(), name="place")
+            tasks.create_task(self.lease.keep(), name="beats")
+            tasks.create_task(self.replies.run(), name="replies")
+            tasks.create_task(self.switchboard.run(self.replies.age, self.tables.tick), name="clock")
+            self.readiness.claimed = True
+            log.info("ready: place %d, incarnation %d", claim.place, claim.incarnation)
+
+    async def _measure_lag(self) -> NoReturn:
+        while True:
+            due = time.monotonic() + LAG_TICK_S
+            await asyncio.sleep(LAG_TICK_S)
+            self.metrics.loop_lag.observe(max(0.0, time.monotonic() - due))
+
+    def _resolve_anew(self, ask: Ask) -> Ask | None:
+        """The alias may point elsewhere by now. None: there is no such model any more."""
+        try:
+            target = self.catalogue.resolve(ask.customer, ask.model)
+        except ApiError:
+            return None
+        if target.adapter == ask.adapter:
+            return None
+        return Ask(**{**ask.__dict__, "adapter": target.adapter, "content_id": target.content_id})
+
+    def _ended(self, row: RequestFinished) -> None:
+        self.finishes.note(row)
+        self.metrics.ended(row)
+
+    def _watch(self) -> None:
+        """What Prometheus reads from the parts."""
+        metrics, tables, replies, finishes = self.metrics, self.tables, self.replies, self.finishes
+        metrics.gauge("open_requests", "Requests that are open.", lambda: len(self.switchboard))
+        metrics.gauge("ready", "1 if chats are taken.", lambda: float(self.readiness.why_not() is None))
+        metrics.gauge("live_replicas", "Replicas that take work.", lambda: len(self.fleet.candidates(tables.clock.now)))
+        metrics.gauge("tables_age_seconds", "Since Kafka last answered.", lambda: tables.age(time.monotonic()))
+        metrics.gauge("tokens_age_seconds", "Since Kafka last answered.", lambda: replies.age(time.monotonic()))
+        metrics.gauge("finished_waiting", "Ended requests not yet written.", lambda: finishes.waiting)
+        metrics.counter("finished_lost", "Ended requests that go unreported.", lambda: finishes.lost)
+        metrics.counter("redrives", "Attempts that were begun anew elsewhere.", lambda: self.switchboard.redrives)
+        metrics.counter(
+            "undecodable", "Records skipped since they do not fit.", lambda: tables.undecodable + replies.undecodable
+        )
+
+
+async def _topics(kafka: KafkaSettings) -> None:
+    """Waits for Kafka for as long as it takes. Raises TopicMismatch."""
+    while True:
+        try:
+            return await ensure_topics(kafka)
+        except BusUnavailable as error:
+            log.warning("%s", error)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = GatewaySettings.from_env()
+    except SettingsError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
+    log.info("%r", settings)
+    try:
+        model = BaseModel.load(settings.model, settings.model_name)
+    except ValueError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return 2
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, model))
+    except* (PlaceTakenError, ReplacedError, TopicMismatch, OSError) as ended:
+        log.error("%s", "; ".join(str(error) for error in _leaves(ended)))
+        sys.exit(1)
+    return 0
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

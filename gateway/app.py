@@ -1,0 +1,46 @@
+"""The public port: chat, models, health, metrics."""
+
+import orjson
+from aiohttp import web
+
+from gateway.chat import Chat
+from gateway.fleet import Fleet
+from gateway.limits import MAX_BODY_BYTES
+from gateway.metrics import Metrics
+from gateway.middleware import answering, json_answer
+from gateway.models import Models
+from gateway.readiness import Readiness
+from gateway.tables import Tables
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def public_app(
+    chat: Chat, models: Models, readiness: Readiness, tables: Tables, fleet: Fleet, metrics: Metrics
+) -> web.Application:
+    async def healthz(_: web.Request) -> web.Response:
+        return json_answer(b'{"status":"ok"}')
+
+    async def readyz(_: web.Request) -> web.Response:
+        problem = readiness.why_not()
+        told = {
+            "ready": problem is None,
+            "reason": None if problem is None else problem.message,
+            "tables": tables.status,
+            "claimed": readiness.claimed,
+            "broker": readiness.hearing(),
+            "live_replicas": len(fleet.candidates(tables.clock.now)),
+        }
+        return json_answer(orjson.dumps(told), 200 if problem is None else 503)
+
+    async def prometheus(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": METRICS_TYPE})
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics)])
+    app.router.add_post("/v1/chat/completions", chat.post)
+    app.router.add_get("/v1/models", models.list)
+    app.router.add_get("/v1/models/{model:.+}", models.get)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", prometheus)
+    return app

@@ -1,0 +1,52 @@
+"""Around every handler: a request id, and errors as the API has them, whatever went wrong."""
+
+import logging
+import uuid
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from gateway.errors import ApiError
+from gateway.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = web.RequestKey("request_id", str)
+HTTP_REASONS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+
+
+def answering(metrics: Metrics) -> Middleware:
+    """The middleware of one port's application."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[REQUEST_ID] = uuid.uuid4().hex
+        try:
+            response = await handler(request)
+        except ApiError as problem:
+            response = _error(problem)
+            metrics.refused(problem.reason)
+        except web.HTTPException as problem:
+            reason = HTTP_REASONS.get(problem.status, "invalid_request" if problem.status < 500 else "internal")
+            response = _error(ApiError(reason, f"{request.method} {request.path}: {problem.reason}"))
+            metrics.refused(reason)
+        except ConnectionError:
+            raise  # the client went away while its body was read
+        except Exception:
+            log.exception("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path)
+            response = _error(ApiError("internal", f"request {request[REQUEST_ID]} failed here: it is in our log"))
+            metrics.refused("internal")
+        if not response.prepared:
+            response.headers.setdefault("x-request-id", request[REQUEST_ID])
+        return response
+
+    return middleware
+
+
+def _error(problem: ApiError) -> web.Response:
+    headers = {"Content-Type": "application/json"} | problem.headers()
+    return web.Response(status=problem.status, body=problem.body(), headers=headers)
+
+
+def json_answer(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=body, headers={"Content-Type": "application/json"})

@@ -1,0 +1,86 @@
+"""Commands to the registry, and its answers: topics `adapter-commands` and `adapter-results`.
+
+Owns the reader of results, which starts at the end, before any command is sent. The registry decides in the order of a
+customer's commands; nothing is decided here. A crash forgets who waits; what the registry decided stands.
+"""
+
+import asyncio
+import logging
+from typing import NoReturn
+
+from gateway.errors import ApiError
+from gateway.tables import Tables
+from schemas.adapters import AdapterCommand, CommandResult
+from schemas.topics import ADAPTER_COMMANDS, ADAPTER_RESULTS, ADAPTERS, ALIASES, Topic
+from streams.bus.errors import BusUnavailable, MaybeWritten, OffsetLost
+from streams.bus.reader import Reader
+from streams.bus.settings import KafkaSettings
+from streams.bus.writer import Writer
+
+log = logging.getLogger(__name__)
+
+SEND_LIMIT_S = 5.0
+RESULT_LIMIT_S = 60.0  # a registration reads the whole file, and writes one
+TABLES = {topic.name: topic for topic in (ADAPTERS, ALIASES)}
+REASONS = {404: "not_found", 409: "conflict", 422: "refused"}
+
+
+class Registrar:
+    def __init__(self, kafka: KafkaSettings, writer: Writer, tables: Tables) -> None:
+        self._writer, self._tables = writer, tables
+        self._reader = Reader(
+            kafka, {ADAPTER_RESULTS: dict.fromkeys(range(kafka.partitions(ADAPTER_RESULTS)), "end")}, "command results"
+        )
+        self._waiting: dict[str, asyncio.Future[CommandResult]] = {}
+
+    async def run(self) -> NoReturn:
+        async with self._reader:
+            while True:
+                try:
+                    records = await self._reader.poll()
+                except OffsetLost as lost:
+                    self._reader.seek(ADAPTER_RESULTS, lost.partition, lost.end)
+                    continue
+                for record in records:
+                    waiter = self._waiting.get(record.key or "")
+                    if waiter is not None and not waiter.done() and record.value is not None:
+                        waiter.set_result(record.value)
+
+    async def decide(self, customer: str, command: AdapterCommand) -> CommandResult:
+        """The registry's answer to an accepted command, once every live gateway has applied what it wrote.
+
+        Raises ApiError: 404, 409, 422 with every reason; 503 where it was not sent, 504 where nobody can tell yet.
+        """
+        result = await self._result(customer, command)
+        if result.status not in (200, 201):
+            message = "; ".join(f"{refusal.field}: {refusal.message}" for refusal in result.refusals)
+            param = result.refusals[0].field if result.refusals else None
+            raise ApiError(REASONS.get(result.status, "internal"), message or "refused", param, result.refusals)
+        if result.offset >= 0:
+            await confirmed(self._tables, TABLES[result.table], result.partition, result.offset)
+        return result
+
+    async def _result(self, customer: str, command: AdapterCommand) -> CommandResult:
+        waiter = self._waiting[command.command_id] = asyncio.get_running_loop().create_future()
+        try:
+            try:
+                await self._writer.send(ADAPTER_COMMANDS, command, key=customer, timeout_s=SEND_LIMIT_S)
+            except MaybeWritten as error:
+                log.warning("command %s: %s", command.command_id, error)
+            except BusUnavailable as error:
+                raise ApiError("broker", f"the command was not sent: {error}") from None
+            return await asyncio.wait_for(waiter, RESULT_LIMIT_S)
+        except TimeoutError:
+            raise ApiError(
+                "unconfirmed",
+                f"the registry did not answer within {RESULT_LIMIT_S:g} s; it may still carry the command out, and the "
+                "same call again tells",
+            ) from None
+        finally:
+            del self._waiting[command.command_id]
+
+
+async def confirmed(tables: Tables, topic: Topic, partition: int, offset: int) -> None:
+    """Waits until every live gateway has applied the record. Raises ApiError (504)."""
+    if behind := await tables.everywhere(topic, partition, offset):
+        raise ApiError("unconfirmed", f"it is decided, but gateways {behind} have not said yet that they know of it")

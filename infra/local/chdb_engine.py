@@ -86,9 +86,6 @@ class Engine:
                 raise
             raise FolderInUse(f"{folder} is in use by another ClickHouse ({holder}): stop that first") from error
 
-    def close(self) -> None:
-        self._root.close()
-
     def run(self, query: Query) -> Answer:
         """Runs one query in a session of its own; blocks. Raises EngineError."""
         if KAFKA_ENGINE.search(query.sql):

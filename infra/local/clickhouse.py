@@ -24,6 +24,10 @@ class ClickHouse:
         """With user and password: a secret."""
         return f"http://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
 
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     def prepare(self) -> Spec:
         return Spec(
             self.name,

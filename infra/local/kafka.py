@@ -11,6 +11,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 from infra.local.child import ChildError, Spec
@@ -65,6 +66,10 @@ class Kafka:
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._port}"
+
+    @property
+    def address(self) -> str:
+        return self.bootstrap
 
     def prepare(self) -> Spec:
         """Fetches the jars and formats the folder where that was never done; blocks. Raises ChildError."""
@@ -125,6 +130,16 @@ def jars() -> Path:
     return made_once(cache_folder() / f"kafka-{VERSION}", fetch, lambda folder: any(folder.glob("kafka_*.jar")))
 
 
+def main() -> int:
+    """Fetches the jars."""
+    try:
+        jars()
+    except (ChildError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 def _java(libs: Path, *options: str) -> list[str]:
     return ["java", *options, f"-Dlog4j2.configurationFile={HOME / 'log4j2.yaml'}", "-cp", f"{libs}/*"]
 
@@ -154,3 +169,7 @@ def _brokers(port: int) -> int:
         with connection.makefile("rb") as answer:
             head = answer.read(12)  # length, correlation id, number of brokers
     return int(struct.unpack(">iii", head)[2]) if len(head) == 12 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,6 +40,10 @@ class Store:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._ports['s3']}"
 
+    @property
+    def address(self) -> str:
+        return self.endpoint
+
     def prepare(self) -> Spec:
         """Raises ChildError when the program is not installed."""
         weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -147,6 +148,16 @@ class Rig:
         await self.until(lambda: child.said_ready() or child.returncode() is not None, 40, "ready")
         assert child.said_ready(), child.output()
         return self.claims[-1][0]
+
+    def engine(self, child: Child) -> int:
+        """The process id of the worker's engine."""
+        return int(re.findall(r"engine \w+: process (\d+)", child.output())[-1])
+
+    async def exit_status(self, child: Child, limit_s: float = 20) -> int:
+        await self.until(lambda: child.returncode() is not None, limit_s, "the worker's end")
+        code = child.returncode()
+        assert code is not None
+        return code
 
     async def until(self, holds: Callable[[], bool], limit_s: float = 15, what: str = "it") -> None:
         end = time.monotonic() + limit_s

@@ -1,0 +1,197 @@
+"""What commands do to the tables: case by case, and then in any order, with any of them delivered again."""
+
+from collections.abc import Iterable
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.adapters import AdapterCommand, AdapterRecord, AliasRecord, RegisterAdapter, RetireAdapter, SetAlias
+from schemas.reasons import AdapterStatus
+from streams.control import registry
+from streams.control.registry import Compiled, Decision, Origin, State
+
+
+class Log:
+    """Applies decisions as the registrar does: the record, then the state that a reader builds of all records."""
+
+    def __init__(self) -> None:
+        self.adapters: dict[str, AdapterRecord] = {}
+        self.aliases: dict[str, AliasRecord] = {}
+        self.decided: dict[int, int] = {}
+        self.state = State(self.adapters, self.aliases, self.decided)
+        self.records = 0
+
+    def decide(self, command: AdapterCommand, offset: int) -> Decision:
+        decision = self._decide(command, Origin(3, offset, 1_000 + offset))
+        if isinstance(decision.record, AdapterRecord):
+            self.adapters[decision.record.adapter_id] = decision.record
+        elif isinstance(decision.record, AliasRecord):
+            self.aliases[decision.record.alias] = decision.record
+        if decision.record is not None:
+            self.records += 1
+            self.decided[3] = max(self.decided.get(3, -1), decision.record.command_offset)
+        return decision
+
+    def _decide(self, command: AdapterCommand, origin: Origin) -> Decision:
+        again = registry.delivered_again(self.state, command, origin)
+        if again is not None:
+            return again
+        if isinstance(command, SetAlias):
+            return registry.set_alias(self.state, command, origin)
+        if isinstance(command, RetireAdapter):
+            return registry.retire(self.state, command, origin)
+        retired = registry.register_retired(self.state, command)
+        return retired or registry.register(self.state, command, compiled(command.checksum), origin)
+
+    def snapshot(self) -> tuple[dict[str, AdapterRecord], dict[str, AliasRecord]]:
+        return dict(self.adapters), dict(self.aliases)
+
+
+def compiled(content: str) -> Compiled:
+    return Compiled(content, 4, 8.0, ["q_proj"], 100, f"s3://adapters/{content}", "1" * 64)
+
+
+def register(adapter: str, content: str = "a" * 64) -> RegisterAdapter:
+    version = int(adapter.rpartition("@")[2])
+    return RegisterAdapter("c", adapter, version, "b" * 64, 4, 8.0, ["q_proj"], "s3://in/a.safetensors", content)
+
+
+def run(commands: Iterable[AdapterCommand]) -> tuple[Log, list[int]]:
+    log = Log()
+    return log, [log.decide(command, offset).result.status for offset, command in enumerate(commands)]
+
+
+ONE, TWO, PROD = "acme/support@1", "acme/support@2", "acme/support:prod"
+
+
+def test_a_registration_writes_all_columns() -> None:
+    log, statuses = run([register(ONE)])
+    assert statuses == [201]
+    row = log.adapters[ONE]
+    assert (row.customer, row.version, row.status) == ("acme", 1, AdapterStatus.READY)
+    assert (row.command_partition, row.command_offset, row.updated_unix_ms) == (3, 0, 1_000)
+    assert row.source_checksum == row.content_id == "a" * 64
+
+
+def test_the_same_again_and_another_content() -> None:
+    log, statuses = run([register(ONE), register(ONE), register(ONE, "c" * 64), register(TWO, "c" * 64)])
+    assert statuses == [201, 200, 409, 201]
+    assert log.records == 2
+
+
+def test_identical_bytes_of_two_customers_are_two_adapters() -> None:
+    log, statuses = run([register(ONE), register("globex/support@1")])
+    assert statuses == [201, 201]
+    assert {row.customer for row in log.adapters.values()} == {"acme", "globex"}
+
+
+def test_an_alias_needs_its_own_ready_adapter() -> None:
+    log, statuses = run(
+        [
+            SetAlias("c", PROD, ONE),
+            register("globex/support@1"),
+            SetAlias("c", PROD, "globex/support@1"),
+            register(ONE),
+            RetireAdapter("c", ONE),
+            SetAlias("c", PROD, ONE),
+        ]
+    )
+    assert statuses == [404, 201, 422, 201, 200, 409]
+    assert not log.aliases
+
+
+def test_deploy_and_rollback_keep_the_previous_adapter() -> None:
+    log = Log()
+    for offset, command in enumerate((register(ONE), register(TWO, "c" * 64))):
+        log.decide(command, offset)
+    first = log.decide(SetAlias("c", PROD, ONE), 2).result
+    assert (first.status, first.previous_adapter_id) == (201, "")
+    deployed = log.decide(SetAlias("c", PROD, TWO), 3).result
+    assert (deployed.status, deployed.adapter_id, deployed.previous_adapter_id) == (200, TWO, ONE)
+    same = log.decide(SetAlias("c", PROD, TWO), 4)
+    assert (same.result.status, same.record) == (200, None)
+    back = log.decide(SetAlias("c", PROD, log.aliases[PROD].previous_adapter_id), 5).result
+    assert (back.adapter_id, back.previous_adapter_id) == (ONE, TWO)
+
+
+def test_retire_waits_for_the_aliases() -> None:
+    log, statuses = run(
+        [
+            RetireAdapter("c", ONE),
+            register(ONE),
+            register(TWO, "c" * 64),
+            SetAlias("c", PROD, ONE),
+            RetireAdapter("c", ONE),
+            SetAlias("c", PROD, TWO),
+            RetireAdapter("c", ONE),
+            RetireAdapter("c", ONE),
+            register(ONE),
+            register(ONE, "d" * 64),
+        ]
+    )
+    assert statuses == [404, 201, 201, 201, 409, 200, 200, 200, 409, 409]
+    assert log.adapters[ONE].status is AdapterStatus.RETIRED
+    assert log.adapters[ONE].content_id == "a" * 64
+
+
+def test_a_refused_command_delivered_again_stays_without_effect() -> None:
+    """Refused while an alias pointed; the alias has moved since; the old command must not retire the adapter now."""
+    log, _ = run(
+        [register(ONE), register(TWO), SetAlias("c", PROD, ONE), RetireAdapter("c", ONE), SetAlias("c", PROD, TWO)]
+    )
+    assert log.decide(RetireAdapter("c", ONE), 3).result.status == 409
+    assert log.adapters[ONE].status is AdapterStatus.READY
+
+
+ADAPTERS = st.sampled_from([ONE, TWO, "acme/sales@1", "globex/support@1"])
+COMMANDS = st.one_of(
+    st.builds(register, ADAPTERS, st.sampled_from(["a" * 64, "c" * 64])),
+    st.builds(RetireAdapter, st.just("c"), ADAPTERS),
+    st.builds(SetAlias, st.just("c"), st.sampled_from([PROD, "acme/sales:prod", "globex/support:prod"]), ADAPTERS),
+)
+
+
+@given(st.lists(COMMANDS, max_size=25), st.data())
+@settings(max_examples=300)
+def test_any_history_however_often_it_is_delivered(commands: list[AdapterCommand], data: st.DataObject) -> None:
+    once, _ = run(commands)
+    log, done = Log(), 0
+    while done < len(commands):
+        # A crash sends the reader back to any earlier command; then it goes on in order.
+        back = data.draw(st.integers(0, done)) if data.draw(st.booleans()) else done
+        before = log.snapshot()
+        for offset in range(back, done):
+            decision = log.decide(commands[offset], offset)
+            assert decision.record is None
+        assert log.snapshot() == before
+        log.decide(commands[done], done)
+        done += 1
+    assert log.snapshot() == once.snapshot()
+    for alias, row in log.aliases.items():
+        adapter = log.adapters[row.adapter_id]
+        assert adapter.status is AdapterStatus.READY, f"{alias} points at a retired adapter"
+        assert adapter.customer == row.customer
+
+
+@given(st.lists(COMMANDS, max_size=25))
+def test_an_id_never_changes_its_content(commands: list[AdapterCommand]) -> None:
+    log, contents = Log(), dict[str, str]()
+    for offset, command in enumerate(commands):
+        log.decide(command, offset)
+        for adapter_id, row in log.adapters.items():
+            assert contents.setdefault(adapter_id, row.content_id) == row.content_id
+
+
+@given(st.lists(COMMANDS, min_size=1, max_size=25))
+def test_a_crash_between_record_and_result_gives_the_same_answer(commands: list[AdapterCommand]) -> None:
+    log = Log()
+    for offset, command in enumerate(commands):
+        first = log.decide(command, offset)
+        again = log.decide(command, offset)
+        assert again.record is None
+        if first.record is not None:
+            told, retold = msgspec.to_builtins(first.result), msgspec.to_builtins(again.result)
+            assert told == retold
+        elif first.result.status >= 400:
+            assert again.result.status >= 400

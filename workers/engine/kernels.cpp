@@ -24,6 +24,8 @@ namespace {
 constexpr int LANES = 16;
 constexpr int PANEL = 32;         // output features per packed panel of a weight
 constexpr int BLOCK_TOKENS = 16;  // positions per KV block, see kv_blocks.py
+constexpr int MAX_RANK = 512;
+constexpr int AHEAD = 512;        // floats by which streams of weights are fetched ahead
 
 // ---------------------------------------------------------------- sixteen lanes
 
@@ -86,6 +88,8 @@ inline F16 power_of_two(F16 n) {
 }
 constexpr int GEMM_ROWS = 4, GEMM_WIDE = 1, HEADS_AT_ONCE = 2, VECTORS_AT_ONCE = 2;
 #endif
+
+inline void prefetch(const float* p) { __builtin_prefetch(p); }
 
 inline float sum(F16 a) {
   float v[LANES];
@@ -217,9 +221,7 @@ void multiply(const float* w, const float* x, int k, float* y, int64_t y_stride)
   for (int i = 0; i < k; i++, w += PANEL, x += ROWS) {
     F16 wide[WIDE];
     for (int c = 0; c < WIDE; c++) wide[c] = load(w + c * LANES);
-#if defined(__x86_64__)
-    for (int c = 0; c < WIDE; c++) _mm_prefetch(reinterpret_cast<const char*>(w + 16 * PANEL + c * LANES), _MM_HINT_T0);
-#endif
+    for (int c = 0; c < WIDE; c++) prefetch(w + AHEAD + c * LANES);
     for (int r = 0; r < ROWS; r++) {
       const F16 value = all(x[r]);
       for (int c = 0; c < WIDE; c++) acc[r][c] = fma(wide[c], value, acc[r][c]);
@@ -320,51 +322,87 @@ struct Adapted {
   int32_t d, y;
 };
 
-// y[row] += scale * B (A x[row]) with the row's slot, for each matrix; slot 0 and scale 0 add nothing.
-void engine_lora(const float* x, int n, int k, const int32_t* slots, const float* stack, int64_t slot_floats, int rank,
-                 const Adapted* matrices, int count, float* y, int64_t y_stride) {
-  pool->run(n * count, [=](int task) {
-    const int row = task / count;
-    if (slots[row] == 0) return;
-    const Adapted m = matrices[task % count];
-    const float* slot = stack + int64_t(slots[row] - 1) * slot_floats;
-    const float scale = slot[m.scale];
-    if (scale == 0.0f) return;
-    const float* in = x + int64_t(row) * k;
-    float* out = y + int64_t(row) * y_stride + m.y;
-    float low[512];
-    constexpr int ABREAST = 8;
-    int j = 0;
-    for (; j + ABREAST <= rank; j += ABREAST) {
-      const float* a = slot + m.a + int64_t(j) * k;
-      F16 acc[ABREAST];
-      for (int q = 0; q < ABREAST; q++) acc[q] = all(0.0f);
-      for (int i = 0; i < k; i += LANES) {
-        const F16 value = load(in + i);
-        for (int q = 0; q < ABREAST; q++) acc[q] = fma(load(a + int64_t(q) * k + i), value, acc[q]);
+}  // extern "C"
+
+namespace {
+
+// One matrix for ROWS rows of one slot, which share every read of A and B. Each dot product has four partial sums
+// (vectors i mod 4), each output adds its rank-one terms in ascending order: the same for every ROWS.
+template <int ROWS>
+void adapt(const Adapted& m, const float* slot, int k, int rank, const float* const* x, float* const* y) {
+  constexpr int PARTS = 4;
+  float low[ROWS][MAX_RANK];
+  const float* a = slot + m.a;
+  const float scale = slot[m.scale];
+  for (int j = 0; j < rank; j++, a += k) {
+    F16 acc[ROWS][PARTS];
+    for (int r = 0; r < ROWS; r++)
+      for (int p = 0; p < PARTS; p++) acc[r][p] = all(0.0f);
+    int i = 0;
+    for (; i + PARTS * LANES <= k; i += PARTS * LANES)
+      for (int p = 0; p < PARTS; p++) {
+        const F16 wide = load(a + i + p * LANES);
+        prefetch(a + i + p * LANES + AHEAD);
+        for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i + p * LANES), acc[r][p]);
       }
-      for (int q = 0; q < ABREAST; q++) low[j + q] = scale * sum(acc[q]);
+    for (int p = 0; i < k; i += LANES, p++) {
+      const F16 wide = load(a + i);
+      for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i), acc[r][p]);
     }
-    for (; j < rank; j++) {
-      const float* a = slot + m.a + int64_t(j) * k;
-      F16 acc = all(0.0f);
-      for (int i = 0; i < k; i += LANES) acc = fma(load(a + i), load(in + i), acc);
-      low[j] = scale * sum(acc);
+    for (int r = 0; r < ROWS; r++) low[r][j] = scale * sum((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
+  }
+  const float* b = slot + m.b;
+  int j = 0;
+  for (; j + 2 <= rank; j += 2, b += 2 * m.d)
+    for (int c = 0; c < m.d; c += LANES) {
+      const F16 first = load(b + c), second = load(b + m.d + c);
+      prefetch(b + c + AHEAD);
+      prefetch(b + m.d + c + AHEAD);
+      for (int r = 0; r < ROWS; r++)
+        store(y[r] + c, fma(all(low[r][j + 1]), second, fma(all(low[r][j]), first, load(y[r] + c))));
     }
-    const float* b = slot + m.b;
-    int c = 0;
-    for (; c + 4 * LANES <= m.d; c += 4 * LANES) {
-      F16 acc[4];
-      for (int q = 0; q < 4; q++) acc[q] = load(out + c + q * LANES);
-      for (int i = 0; i < rank; i++)
-        for (int q = 0; q < 4; q++) acc[q] = fma(all(low[i]), load(b + int64_t(i) * m.d + c + q * LANES), acc[q]);
-      for (int q = 0; q < 4; q++) store(out + c + q * LANES, acc[q]);
+  for (; j < rank; j++, b += m.d)
+    for (int c = 0; c < m.d; c += LANES) {
+      const F16 wide = load(b + c);
+      for (int r = 0; r < ROWS; r++) store(y[r] + c, fma(all(low[r][j]), wide, load(y[r] + c)));
     }
-    for (; c < m.d; c += LANES) {
-      F16 acc = load(out + c);
-      for (int i = 0; i < rank; i++) acc = fma(all(low[i]), load(b + int64_t(i) * m.d + c), acc);
-      store(out + c, acc);
+}
+
+template <int ROWS>
+void adapt_some(int rows, const Adapted& m, const float* slot, int k, int rank, const float* const* x,
+                float* const* y) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return adapt_some<ROWS - 1>(rows, m, slot, k, rank, x, y);
+  adapt<ROWS>(m, slot, k, rank, x, y);
+}
+
+}  // namespace
+
+extern "C" {
+
+// y[row] += scale * B (A x[row]) with the row's slot, for each matrix; slot 0 and scale 0 add nothing.
+// `order` lists the rows with those of one slot together.
+void engine_lora(const float* x, int n, int k, const int32_t* slots, const int32_t* order, const float* stack,
+                 int64_t slot_floats, int rank, const Adapted* matrices, int count, float* y, int64_t y_stride) {
+  constexpr int TOGETHER = 4;
+  std::vector<int> groups;  // starts in `order`, and the end of the last
+  for (int i = 0; i < n; i++)
+    if (i == 0 || slots[order[i]] != slots[order[i - 1]] || i - groups.back() == TOGETHER) groups.push_back(i);
+  groups.push_back(n);
+  pool->run((int(groups.size()) - 1) * count, [&](int task) {
+    const int from = groups[task / count], rows = groups[task / count + 1] - from;
+    const int slot = slots[order[from]];
+    if (slot == 0) return;
+    const Adapted& m = matrices[task % count];
+    const float* weights = stack + int64_t(slot - 1) * slot_floats;
+    if (weights[m.scale] == 0.0f) return;
+    const float* in[TOGETHER];
+    float* out[TOGETHER];
+    for (int r = 0; r < rows; r++) {
+      in[r] = x + int64_t(order[from + r]) * k;
+      out[r] = y + int64_t(order[from + r]) * y_stride + m.y;
     }
+    adapt_some<TOGETHER>(rows, m, weights, k, rank, in, out);
   });
 }
 
@@ -381,6 +419,23 @@ struct Attention {
   float* values;  // [blocks, kv_heads, 16, head_dim]
 };
 
+}  // extern "C"
+
+namespace {
+
+inline void rotate(float* __restrict left, float* __restrict right, const float* __restrict cosine,
+                   const float* __restrict sine, int half) {
+  for (int i = 0; i < half; i++) {
+    const float l = left[i], r = right[i];
+    left[i] = __builtin_fmaf(l, cosine[i], -(r * sine[i]));
+    right[i] = __builtin_fmaf(r, cosine[i], l * sine[i]);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
 // Rotates q in place, and stores rotated k and v at their positions.
 void engine_rope_store(float* qkv, int n, const Attention* about) {
   const Attention a = *about;
@@ -393,11 +448,7 @@ void engine_rope_store(float* qkv, int n, const Attention* about) {
     const float* sine = a.sine + int64_t(position) * half;
     float* head = qkv + int64_t(row) * (a.heads + 2 * a.kv_heads) * width;
     for (int h = 0; h < a.heads + a.kv_heads; h++, head += width)
-      for (int i = 0; i < half; i++) {
-        const float left = head[i], right = head[i + half];
-        head[i] = __builtin_fmaf(left, cosine[i], -(right * sine[i]));
-        head[i + half] = __builtin_fmaf(right, cosine[i], left * sine[i]);
-      }
+      rotate(head, head + half, cosine, sine, half);
     head -= int64_t(a.kv_heads) * width;
     for (int h = 0; h < a.kv_heads; h++) {
       float* key = a.keys + (block * a.kv_heads + h) * width * BLOCK_TOKENS + at;
@@ -414,13 +465,17 @@ namespace {
 
 // Scores of HEADS query heads against BLOCKS blocks of keys: dots over head_dim, ascending, a lane per position.
 template <int HEADS, int BLOCKS>
-void score(const float* q, int width, const float* const* keys, float factor, float* scores, int64_t stride) {
+void score(const float* q, int width, const float* const* keys, const float* const* next, float factor, float* scores,
+           int64_t stride) {
   F16 acc[HEADS][BLOCKS];
   for (int h = 0; h < HEADS; h++)
     for (int b = 0; b < BLOCKS; b++) acc[h][b] = all(0.0f);
   for (int i = 0; i < width; i++) {
     F16 key[BLOCKS];
-    for (int b = 0; b < BLOCKS; b++) key[b] = load(keys[b] + i * BLOCK_TOKENS);
+    for (int b = 0; b < BLOCKS; b++) {
+      key[b] = load(keys[b] + i * BLOCK_TOKENS);
+      prefetch(next[b] + i * BLOCK_TOKENS);
+    }
     for (int h = 0; h < HEADS; h++)
       for (int b = 0; b < BLOCKS; b++) acc[h][b] = fma(all(q[h * width + i]), key[b], acc[h][b]);
   }
@@ -438,9 +493,12 @@ void gather(const float* weights, int64_t stride, const float* totals, int lengt
   for (int from = 0; from < length; from += BLOCK_TOKENS) {
     const float* value = values + (table[from / BLOCK_TOKENS] * kv_heads + head) * BLOCK_TOKENS * width;
     const int until = std::min(length, from + BLOCK_TOKENS);
-    for (int p = from; p < until; p++, value += width)
+    const float* next = until < length ? values + (table[until / BLOCK_TOKENS] * kv_heads + head) * BLOCK_TOKENS * width
+                                       : value;
+    for (int p = from; p < until; p++, value += width, next += width)
       for (int v = 0; v < VECTORS; v++) {
         const F16 wide = load(value + v * LANES);
+        prefetch(next + v * LANES);
         for (int h = 0; h < HEADS; h++) acc[h][v] = fma(all(weights[h * stride + p]), wide, acc[h][v]);
       }
   }
@@ -469,17 +527,21 @@ void attend(int heads, const Attention& a, const float* q, int length, const int
   if (scratch.size() < size_t(HEADS * stride)) scratch.resize(HEADS * stride);
   float* scores = scratch.data();
   const float factor = 1.0f / std::sqrt(float(width));
-  const auto keys_of = [&](int block) {
-    return a.keys + (table[block] * int64_t(a.kv_heads) + kv_head) * width * BLOCK_TOKENS;
+  const auto at = [&](const float* cache, int block) {
+    return cache + (table[block] * int64_t(a.kv_heads) + kv_head) * width * BLOCK_TOKENS;
   };
+  // What is read next is fetched meanwhile: the following blocks' keys, at the end the first blocks' values.
+  const auto soon = [&](int block) { return block < blocks ? at(a.keys, block) : at(a.values, block - blocks); };
   int block = 0;
   for (; block + 2 <= blocks; block += 2) {
-    const float* keys[2] = {keys_of(block), keys_of(block + 1)};
-    score<HEADS, 2>(q, width, keys, factor, scores + block * BLOCK_TOKENS, stride);
+    const float* keys[2] = {at(a.keys, block), at(a.keys, block + 1)};
+    const float* next[2] = {soon(block + 2), soon(block + 3)};
+    score<HEADS, 2>(q, width, keys, next, factor, scores + block * BLOCK_TOKENS, stride);
   }
   if (block < blocks) {
-    const float* keys[1] = {keys_of(block)};
-    score<HEADS, 1>(q, width, keys, factor, scores + block * BLOCK_TOKENS, stride);
+    const float* keys[1] = {at(a.keys, block)};
+    const float* next[1] = {soon(block + 1)};
+    score<HEADS, 1>(q, width, keys, next, factor, scores + block * BLOCK_TOKENS, stride);
   }
   float totals[HEADS];
   for (int h = 0; h < HEADS; h++) {

@@ -79,7 +79,7 @@ class LlamaModel:
     def _project(self, projection: _Projection, x: Tensor, batch: Batch) -> Tensor:
         y = self._ops.linear(projection.weight, x)
         if batch.adapted:
-            self._ops.lora(x, self._stack, projection.adapted, batch.slots, y)
+            self._ops.lora(x, self._stack, projection.adapted, batch, y)
         return y
 
     def _layer(self, weights: BaseWeights, layer: int, kv_tokens: int) -> _Layer:

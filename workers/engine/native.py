@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from workers.engine import pages
 from workers.engine.compiled import SOURCE, library
 from workers.engine.operations import Batch, Heads, KvCache, Rope, Weight
 from workers.engine.stacks import Adapted, SlotStack
 
 _PANEL = 32
-MAX_RANK = 512
 
 
 class _Adapted(ctypes.Structure):
@@ -43,7 +43,7 @@ _SIGNATURES = {
     "engine_embed": (_POINTER, _INT, _POINTER, _INT, _POINTER),
     "engine_linear": (_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "engine_norm": (_POINTER, _POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
-    "engine_lora": (_POINTER, _INT, _INT, _POINTER, _POINTER, _LONG, _INT, _POINTER, _INT, _POINTER, _LONG),
+    "engine_lora": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _LONG, _INT, _POINTER, _INT, _POINTER, _LONG),
     "engine_rope_store": (_POINTER, _INT, _POINTER),
     "engine_attend": (_POINTER, _INT, _POINTER, _POINTER),
     "engine_silu_mul": (_POINTER, _INT, _INT, _POINTER),
@@ -67,7 +67,7 @@ class NativeOperations:
 
     def weight(self, matrix: Tensor) -> Weight:
         d, k = matrix.shape
-        source, packed = matrix.float().contiguous(), torch.empty(-(-d // _PANEL) * k * _PANEL)
+        source, packed = matrix.float().contiguous(), pages.zeros(-(-d // _PANEL) * k * _PANEL)
         self._kernels.engine_pack(source.data_ptr(), d, k, packed.data_ptr())
         return Weight(packed, d, k)
 
@@ -90,7 +90,7 @@ class NativeOperations:
         self._kernels.engine_norm(x.data_ptr(), added, gain.data_ptr(), eps, *x.shape, out.data_ptr())
         return out
 
-    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], slots: Tensor, y: Tensor) -> None:
+    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], batch: Batch, y: Tensor) -> None:
         key = tuple(matrices)
         table = self._adapted.get(key)
         if table is None:
@@ -101,7 +101,8 @@ class NativeOperations:
             x.data_ptr(),
             n,
             k,
-            slots.data_ptr(),
+            batch.slots.data_ptr(),
+            batch.by_slot.data_ptr(),
             stack.data.data_ptr(),
             stack.floats,
             stack.rank,

@@ -50,12 +50,14 @@ class Rope:
 class Batch:
     """n rows, one per token, int32: its id, its position, its slot (0: none), and which of `tables` is its sequence's.
 
-    `tables` [sequences, blocks] are block numbers in the order of positions. `last` [m] are the rows to sample from.
+    `tables` [sequences, blocks] are block numbers in the order of positions. `last` [m] are the rows to sample from,
+    `by_slot` [n] all rows with those of one slot together.
     """
 
     ids: Tensor
     positions: Tensor
     slots: Tensor
+    by_slot: Tensor
     tables_of: Tensor
     tables: Tensor
     last: Tensor
@@ -86,7 +88,7 @@ class Operations(Protocol):
     def norm(self, x: Tensor, add: Tensor | None, gain: Tensor, eps: float) -> Tensor:
         """Adds `add` to x [n, hidden] in place, then returns RMSNorm(x) * gain."""
 
-    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], slots: Tensor, y: Tensor) -> None:
+    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], batch: Batch, y: Tensor) -> None:
         """y[row] += scale * B (A x[row]) in place, with the weights of the row's slot; slot 0 adds nothing."""
 
     def rope_store(self, qkv: Tensor, heads: Heads, rope: Rope, batch: Batch, cache: KvCache) -> None:

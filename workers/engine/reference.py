@@ -41,10 +41,10 @@ class ReferenceOperations:
             x += add
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
-    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], slots: Tensor, y: Tensor) -> None:
+    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], batch: Batch, y: Tensor) -> None:
         for of in matrices:
-            for row in torch.nonzero(slots).flatten().tolist():
-                slot = int(slots[row]) - 1
+            for row in torch.nonzero(batch.slots).flatten().tolist():
+                slot = int(batch.slots[row]) - 1
                 low = stack.a(of)[slot] @ x[row]
                 y[row, of.y : of.y + of.d] += stack.scale(of)[slot] * (stack.b(of)[slot] @ low)
 

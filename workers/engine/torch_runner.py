@@ -133,11 +133,13 @@ def _tokens(
     of = np.repeat(np.arange(len(parts), dtype=np.int32), counts)
     positions = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
     slot_of_part = np.array(slots if slots is not None else [0] * len(parts), np.int32)
+    slot_of_row = slot_of_part[of]
     kept = ends - 1 if samples is None else (ends - 1)[np.array(samples, bool)]
     return Batch(
         ids=torch.from_numpy(np.array([token for ids, _, _ in parts for token in ids], np.int32)),
         positions=torch.from_numpy(positions.astype(np.int32)),
-        slots=torch.from_numpy(slot_of_part[of]),
+        slots=torch.from_numpy(slot_of_row),
+        by_slot=torch.from_numpy(np.argsort(slot_of_row, kind="stable").astype(np.int32)),
         tables_of=torch.from_numpy(of),
         tables=torch.from_numpy(tables),
         last=torch.from_numpy(kept),

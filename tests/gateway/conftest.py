@@ -1,0 +1,26 @@
+"""One gateway and one worker for all tests that leave both as they were; those that kill start their own."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.rig import Door, Rig
+from tests.stack import Stack
+
+
+@pytest.fixture(scope="session")
+def fleet(kafka: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path_factory.mktemp("fleet"))
+    rig.prepare()
+    yield rig
+    rig.stop()
+
+
+@pytest.fixture(scope="session")
+def door(fleet: Rig, stack: Stack) -> Door:
+    """The gateway of `fleet`, with a replica that takes 5 ms a step."""
+    door = fleet.gateway(stack.ports.allot("fleet-public"), stack.ports.allot("fleet-internal"))
+    fleet.ready(door.child, fleet.worker(WORKER_STEP_MS="5"))
+    return door

@@ -191,9 +191,7 @@ async def _up(options: StackOptions) -> int:
         loop.add_signal_handler(number, on_signal)
     try:
         async with running(options, progress) as stack:
-            console.print(f"\ngateway       {stack.gateway_urls[0]}/v1", highlight=False)
-            console.print(f"operator key  {stack.operator_key}  (kept in {options.home}/operator.key)", highlight=False)
-            console.print("Ctrl-C stops everything.", highlight=False)
+            progress.summary(stack.gateway_urls, stack.internal_urls, stack.operator_key)
             await stack.serve()
     except asyncio.CancelledError:
         if not asked:

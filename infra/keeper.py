@@ -91,7 +91,7 @@ class Keeper:
             return
         try:
             child.terminate()
-            async with asyncio.timeout(child.spec.stop_s):
+            async with asyncio.timeout(child.spec.stop_s or None):
                 await ended(child)
         except TimeoutError:
             self._progress.note(f"{self.part.name} did not end within {child.spec.stop_s:g} s and was killed")
@@ -137,8 +137,8 @@ class Keeper:
 
 
 async def ended(child: Child) -> int:
-    """Its exit code, once it has one."""
-    while (code := child.returncode()) is None:  # noqa: ASYNC110: a process sets no event
+    """Its exit code, once it has one. A process sets no event."""
+    while (code := child.returncode()) is None:  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
     return code
 

@@ -1,4 +1,4 @@
-"""Our own processes as parts of a stack: control, sink, workers, gateways. Each prints `ready` when it serves."""
+"""Our own processes as parts of a stack: control, sink and workers, which print `ready` when they serve; gateways."""
 
 import http.client
 import os
@@ -47,7 +47,7 @@ def gateway(place: int, port: int, internal_port: int, env: Mapping[str, str], h
     return Part(
         name,
         lambda: spec,
-        lambda child: child.said_ready() and _answers_ready(port),
+        lambda child: _answers_ready(port),
         address=f"http://127.0.0.1:{port}",
         again={"GATEWAY_TAKE_OVER": "1"},
         ready_limit_s=WORKER_READY_S,

@@ -16,6 +16,19 @@ from infra.state import Phase, StackState
 GATEWAY_LIMIT_S = 3.0
 COLOURS = {Phase.READY: "green", Phase.STARTING: "yellow", Phase.DIED: "red", Phase.STOPPED: "dim"}
 
+REPLICA_COLUMNS = {
+    "replica_id": "id",
+    "status": "state",
+    "running": "running",
+    "queue_depth": "waiting",
+    "tokens_in_flight": "tokens",
+    "gpu_adapters": "gpu",
+    "ram_adapters": "ram",
+    "disk_adapters": "disk",
+    "evictions_per_min": "evicted/min",
+    "mixed_steps": "mixed steps",
+}
+
 
 class Status(msgspec.Struct, frozen=True):
     """`replicas`: what GET /internal/replicas answers, or None with the reason in `replicas_error`."""
@@ -57,23 +70,27 @@ def as_tables(status: Status) -> Group:
         parts.add_column(heading)
     for heading in ("pid", "restarts", "up"):
         parts.add_column(heading, justify="right")
-    parts.add_column("address")
-    parts.add_column("log", overflow="fold")
+    parts.add_column("address", no_wrap=True)
     for part in status.state.parts:
         up = _span(time.time() - part.since_unix_ms / 1000) if part.pid else "-"
         state = f"[{COLOURS[part.phase]}]{part.phase}[/]"
-        log = part.log.removeprefix(f"{status.home}/")
-        parts.add_row(part.name, state, str(part.pid or "-"), str(part.restarts), up, part.address or "-", log)
+        parts.add_row(part.name, state, str(part.pid or "-"), str(part.restarts), up, part.address or "-")
+    logs = f"A log per part: {status.home}/logs\n"
     if status.replicas is None:
-        return Group(parts, f"replicas: unknown ({status.replicas_error})")
+        return Group(parts, logs, f"replicas: unknown ({status.replicas_error})")
     replicas = Table(title="Replicas", title_justify="left")
-    names = list(dict.fromkeys(name for replica in status.replicas for name in replica))
-    flat = [name for name in names if not any(isinstance(r.get(name), dict | list) for r in status.replicas)]
-    for name in flat:
-        replicas.add_column(name.replace("_", " "))
+    for field, heading in REPLICA_COLUMNS.items():
+        replicas.add_column(heading, justify="left" if field in ("replica_id", "status") else "right")
     for replica in status.replicas:
-        replicas.add_row(*(str(replica.get(name, "-")) for name in flat))
-    return Group(parts, replicas)
+        replicas.add_row(*(_cell(replica.get(field)) for field in REPLICA_COLUMNS))
+    return Group(parts, logs, replicas)
+
+
+def _cell(value: object) -> str:
+    """A list stands as its length."""
+    if isinstance(value, list):
+        return str(len(value))
+    return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _span(seconds: float) -> str:

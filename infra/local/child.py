@@ -28,7 +28,10 @@ class ChildError(Exception):
 
 @dataclass(frozen=True)
 class Spec:
-    """What to run. `env` is laid over this process' environment; `lock` is held while the child lives."""
+    """What to run. `env` is laid over this process' environment; `lock` is held while the child lives.
+
+    `stop_s`: from SIGTERM to SIGKILL; 0 for a program that loses nothing by being killed at once.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -88,8 +91,10 @@ class Child:
         return self._returncode
 
     def terminate(self) -> None:
-        """Asks it to end."""
-        if self.returncode() is None:
+        """Asks it to end; kills it if it has no time to end by itself."""
+        if self.spec.stop_s == 0:
+            self.kill()
+        elif self.returncode() is None:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:

@@ -1,13 +1,14 @@
 """Chats through real processes: gateway, broker, worker with the simulated engine; and the official client."""
 
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
-from tests.gateway.rig import Door, Rig, until
+from tests.gateway.rig import Door, Rig
 
 pytestmark = pytest.mark.real
 
 
-def messages(text: str) -> list[dict[str, str]]:
+def messages(text: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": text}]
 
 

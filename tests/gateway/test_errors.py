@@ -1,0 +1,46 @@
+"""Every way a request can end has a row in the table, and every body has all four keys."""
+
+import json
+
+import pytest
+
+from gateway.chat import failure
+from gateway.errors import REASONS, ApiError
+from gateway.flight import End
+from gateway.flights import ENDINGS
+from schemas.adapters import Refusal
+from schemas.reasons import Outcome, RejectReason
+
+# What gateway/flights.py gives as `finish` of an End that is not OK, besides the values of the enums.
+FINISHES = ["broker", "no_replica", "overloaded", "deadline", "retired", "redrives_used_up"]
+ENDS = [finish for outcome, finish in ENDINGS.values() if outcome is not Outcome.OK]
+
+
+@pytest.mark.parametrize("finish", [*FINISHES, *ENDS, *RejectReason, Outcome.UNAVAILABLE])
+def test_every_end_is_in_the_table(finish: str) -> None:
+    assert finish in REASONS
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_body_has_all_four_keys(reason: str) -> None:
+    problem = ApiError(reason, "what happened", "name")
+    assert set(json.loads(problem.body())["error"]) == {"message", "type", "param", "code"}
+    assert 400 <= problem.status < 600
+    # Whoever may come again is told when; who need not, and would, is told so.
+    if problem.status in (409, 429) or problem.status >= 500:
+        assert ("Retry-After" in problem.headers()) != ("x-should-retry" in problem.headers())
+
+
+def test_an_unknown_reason_is_ours() -> None:
+    assert ApiError("never heard of", "x").status == 500
+
+
+def test_refusals_are_told() -> None:
+    body = json.loads(ApiError("refused", "x", "rank", [Refusal("rank", "too high")]).body())
+    assert body["refusals"] == [{"field": "rank", "message": "too high"}]
+
+
+def test_retired_looks_like_what_is_not_there() -> None:
+    problem = failure(End("r", Outcome.FAILED, "retired", "acme/a@1 is retired"), "acme/a@1")
+    assert (problem.status, problem.shape.code) == (404, "model_not_found")
+    assert "retired" not in problem.message

@@ -1,0 +1,106 @@
+"""What the chat API refuses, and which parameter it names."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.openai_api import parse_chat
+
+GOOD: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def body(**more: Any) -> bytes:
+    return json.dumps(GOOD | more).encode()
+
+
+def test_everything_that_is_served() -> None:
+    request = parse_chat(
+        body(
+            messages=[
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "assistant", "content": ""},
+            ],
+            max_completion_tokens=5, temperature=2, top_p=0.5, n=1, stop=["a", "b", "c", "d"], seed=-1, stream=True,
+            stream_options={"include_usage": True}, user="u", metadata={"a": "b"},
+        )
+    )  # fmt: skip
+    assert [message.text for message in request.messages] == ["be brief", "ab", ""]
+    assert (request.limit, request.stops, request.include_usage) == (5, ["a", "b", "c", "d"], True)
+
+
+def test_null_is_as_good_as_absent() -> None:
+    names = ("max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "user", "metadata")
+    assert parse_chat(body(**dict.fromkeys(names))) == parse_chat(body())
+
+
+REFUSED = [
+    ({"tools": []}, "tools"),
+    ({"logprobs": True}, "logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"n": 2}, "n"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop"),
+    ({"stop": ["a", 1]}, "stop[1]"),
+    ({"seed": 1 << 63}, "seed"),
+    ({"seed": "1"}, "seed"),
+    ({"stream": 1}, "stream"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"user": 1}, "user"),
+    ({"model": None}, "model"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x", "name": "b"}]}, "messages[0].name"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "param"), REFUSED, ids=[str(more)[:60] for more, _ in REFUSED])
+def test_refused_by_name(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_chat(body(**more))
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert param in refused.value.message
+
+
+HALF_A_CHARACTER = body().replace(b"hi", b"\\ud800")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", body()[:-1], HALF_A_CHARACTER])
+def test_no_json_object(raw: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_chat(raw)
+    assert refused.value.status == 400
+
+
+def test_a_missing_parameter_is_named() -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_chat(b'{"messages":[{"role":"user","content":"x"}]}')
+    assert refused.value.param == "model"
+
+
+def test_a_long_value_is_shortened() -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_chat(body(**{"x" * 5000: 1}))
+    assert len(refused.value.body()) < 500

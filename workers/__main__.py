@@ -5,22 +5,24 @@ Exit status: 0 told to end, 1 a fault, 2 bad settings, 3 the engine crashed, 4 r
 """
 
 import asyncio
-import contextlib
 import logging
+import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvloop
 
-from schemas.adapters import AdapterRecord
 from schemas.engine import Ready
-from schemas.reasons import FinishReason, Tier
+from schemas.reasons import FinishReason
 from schemas.replicas import ENGINE_CRASHED, ReplicaClaim, ReplicaStatus, Residency
 from schemas.tokens import LoadReport
 from schemas.topics import REPLICA_COMMANDS, REPLICAS, REQUESTS
+from streams.adapters.locations import parse_location
+from streams.adapters.shape import ModelShape
+from streams.adapters.store import open_store
 from streams.bus.errors import BusError
 from streams.bus.reader import Reader
 from streams.bus.writer import Writer
@@ -31,6 +33,8 @@ from workers.heartbeat import Heartbeat
 from workers.inbox import Inbox
 from workers.intake import Intake
 from workers.ledger import Ledger
+from workers.loader.folders import Folders
+from workers.loader.loader import Base, Loader
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Sequences
@@ -41,17 +45,7 @@ log = logging.getLogger("worker")
 
 FAULT, BAD_SETTINGS = 1, 2
 STATUS = {EngineCrashedError: 3, ReplacedError: 4, PlaceTakenError: 5}
-LAST_TOKENS_S, DRAIN_LIMIT_S = 0.2, 2.0
-
-
-class BaseOnly:
-    def tier(self, record: AdapterRecord) -> Tier:
-        return Tier.REMOTE
-
-    @contextlib.asynccontextmanager
-    async def image(self, record: AdapterRecord) -> AsyncIterator[Path]:
-        raise RuntimeError("no loader")
-        yield Path()
+LAST_TOKENS_S, DRAIN_LIMIT_S, LOADER_LIMIT_S = 0.2, 2.0, 3.0
 
 
 class Left(Exception):
@@ -71,6 +65,7 @@ class Worker:
         self.commands = Reader(kafka, {REPLICA_COMMANDS: {replica: "end"}}, f"worker-{replica}-commands")
         self.tokens = Writer(kafka, f"worker-{replica}-tokens")
         self.cold = Writer(kafka, f"worker-{replica}-cold")
+        self.loader: Loader | None = None  # begun with the claim: an earlier holder may use its images until then
 
     async def start(self) -> tuple[Ready, Claim]:
         """The base is loaded while the place is waited for; only then is it claimed."""
@@ -106,13 +101,22 @@ class Worker:
             claim.incarnation, ready.base_hash, ready.context_length, s.max_open, tables.adapter, tables.is_ghost
         )
 
+        base = Base(ready.base_hash, ModelShape.of(Path(s.model)), ready.max_rank)
+        store = open_store(parse_location(s.store), s.s3)
+        folders = Folders(Path(s.data))
+        loader = Loader(folders, store, base, s.disk_bytes, s.ram_bytes, ledger.cache, s.replica, claim.incarnation)
+        self.loader = loader
+        await loader.start()
+
         def load() -> LoadReport:
             return sequences.load(intake.read_offset)
 
         def residency() -> Residency:
-            loads, evictions = loading.residency.per_minute(time.monotonic())
-            in_slots = [adapter for content in loading.residency.contents() for adapter in tables.ids(content)]
-            return Residency(in_slots, loads_per_min=loads, evictions_per_min=evictions)
+            slots, ram, disk = (
+                [adapter for content in tier for adapter in tables.ids(content)]
+                for tier in (loading.residency.contents(), loader.ram.names(), loader.disk.names())
+            )
+            return Residency(slots, ram, disk, *loading.residency.per_minute(time.monotonic()))
 
         def drain() -> None:
             inbox.draining, heartbeat.status = True, ReplicaStatus.DRAINING
@@ -135,7 +139,7 @@ class Worker:
             await beats.first.wait()
             print(f"ready replica={s.replica} incarnation={claim.incarnation}", flush=True)
 
-        loading = Loading(engine, BaseOnly(), ledger, s.replica, claim.incarnation, tables.by_content)
+        loading = Loading(engine, loader, ledger, s.replica, claim.incarnation, tables.by_content)
         intake = Intake(self.requests, s.replica, inbox, sequences, engine, loading)
         publisher = Publisher(self.tokens, s.replica, claim.incarnation, load, tables.is_ghost)
         heartbeat = Heartbeat(claim, ready, s.capacity_tokens, engine, sequences, load, residency)
@@ -175,12 +179,18 @@ class Worker:
 
     async def stop(self) -> None:
         """Ends whatever was started; every part does so in bounded time."""
-        parts = (self.tokens.stop(0), self.cold.stop(0), self.requests.stop(), self.commands.stop())
-        for result in await asyncio.gather(
-            self.engine.stop(), *parts, self.tables.reader.stop(), return_exceptions=True
-        ):
+        parts = [self.tokens.stop(0), self.cold.stop(0), self.requests.stop(), self.commands.stop()]
+        parts += [self.engine.stop(), self.tables.reader.stop()]
+        if self.loader is not None:
+            parts.append(self._loader_stopped(self.loader))
+        for result in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(result, BaseException):
                 log.warning("while stopping: %r", result)
+
+    @staticmethod
+    async def _loader_stopped(loader: Loader) -> None:
+        async with asyncio.timeout(LOADER_LIMIT_S):  # a download that hangs ends with the process
+            await loader.stop()
 
 
 async def run(settings: WorkerSettings) -> int:
@@ -245,4 +255,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)  # not sys.exit, which would wait for the thread of a download that hangs

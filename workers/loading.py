@@ -10,9 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import Protocol
 
 from schemas.adapters import AdapterRecord
 from schemas.engine import FailAdapter, LoadSlot, Missing, SlotEvicted, SlotFailed, SlotLoaded, UnloadSlot
@@ -20,24 +17,13 @@ from schemas.reasons import Tier
 from schemas.stats import CacheEvent
 from workers.engine_client import EngineClient
 from workers.ledger import Ledger
+from workers.loader.loader import Loader, LoadFailed
 from workers.residency import Residency
 
 log = logging.getLogger(__name__)
 
 LOAD_LIMIT_S = 60.0
 IN_USE = "in use"  # the engine's answer to an UnloadSlot that it refuses
-
-
-class Loader(Protocol):
-    """workers/loader: the tiers below the engine's slots."""
-
-    def tier(self, record: AdapterRecord) -> Tier:
-        """Where the adapter is now: ram, disk or remote."""
-        ...
-
-    def image(self, record: AdapterRecord) -> AbstractAsyncContextManager[Path]:
-        """The adapter's image in shared memory, pinned while the context lives."""
-        ...
 
 
 class SlotRefusedError(Exception):
@@ -115,8 +101,8 @@ class Loading:
         self._slots[content_id] = slot
         try:
             async with contextlib.AsyncExitStack() as pinned:
-                image = pinned.enter_async_context(self._loader.image(record))
-                path = await asyncio.wait_for(image, LOAD_LIMIT_S)
+                async with asyncio.timeout(LOAD_LIMIT_S):
+                    path = await pinned.enter_async_context(self._loader.image(record))
                 self._engine.send(LoadSlot(content_id, str(path)))
                 loaded = await slot  # without limit: the engine may have to wait until a slot falls idle
         except Exception as error:  # whatever it is, it is this adapter's trouble and not its neighbours'
@@ -124,7 +110,8 @@ class Loading:
             log.warning("%s: load from %s failed: %s", record.adapter_id, source, why)
             self._engine.send(FailAdapter(content_id, why))
             self._loads.discard(content_id)
-            self._say(content_id, "fail", Tier.GPU, source, 0, _ms_since(began), why)
+            if not isinstance(error, LoadFailed):  # that the loader has told itself
+                self._say(content_id, "fail", Tier.GPU, source, 0, _ms_since(began), why)
         else:
             self._say(content_id, "load", Tier.GPU, source, loaded.bytes, _ms_since(began))
         finally:

@@ -6,6 +6,8 @@ from typing import Self
 
 import msgspec
 
+from streams.adapters.locations import InvalidLocation, parse_location
+from streams.adapters.store import S3Settings
 from streams.bus.settings import KafkaSettings
 
 ENGINES = ("torch", "simulated")
@@ -19,7 +21,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """`replica` is this worker's place. `take_over`: its starter saw the last holder die.
 
     `kv_tokens`: positions in the engine's KV cache. `max_open`: attempts here at once, beyond which they are refused.
-    `capacity_tokens`: tokens in flight beyond which gateways count it as overloaded. `data`: folder of the disk tier.
+    `capacity_tokens`: tokens in flight beyond which gateways count it as overloaded. `store`: where canonical
+    adapters lie. `data`: folder of the disk tier.
     `step_ms`, `load_ms`: what a step and a load take in the simulated engine. `drain_s`: for what runs at SIGTERM.
     """
 
@@ -34,6 +37,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     kv_tokens: int
     max_open: int
     capacity_tokens: int
+    store: str
+    s3: S3Settings
     data: str
     ram_bytes: int
     disk_bytes: int
@@ -53,6 +58,11 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         engine = env.get("WORKER_ENGINE", "torch")
         if engine not in ENGINES:
             raise SettingsError(f"WORKER_ENGINE={engine} is unknown: give one of {', '.join(ENGINES)}")
+        store = env.get("LORAFLEET_STORE", "")
+        try:
+            parse_location(store)
+        except InvalidLocation as error:
+            raise SettingsError(f"LORAFLEET_STORE={store}: {error}; name where adapters are kept") from None
         kv_tokens = _whole(env, "WORKER_KV_TOKENS", 16_384, 16)
         replica = _whole(env, "WORKER_REPLICA", None, 0)
         if replica >= kafka.replica_places:
@@ -71,6 +81,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             kv_tokens=kv_tokens,
             max_open=_whole(env, "WORKER_MAX_OPEN", 256, 1),
             capacity_tokens=_whole(env, "WORKER_CAPACITY_TOKENS", 2 * kv_tokens, 1),
+            store=store,
+            s3=S3Settings.from_env(env),
             data=env.get("WORKER_DATA", os.path.join(env.get("LORAFLEET_HOME", ".lorafleet"), f"worker-{replica}")),
             ram_bytes=_whole(env, "WORKER_RAM_BYTES", 1 << 30, 0),
             disk_bytes=_whole(env, "WORKER_DISK_BYTES", 10 << 30, 0),

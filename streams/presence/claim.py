@@ -12,6 +12,7 @@ A crash: the place stays taken until its silence has been heard for DEAD_S, or a
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -206,11 +207,9 @@ class Beats:
                 self._number += 1
                 unheard = not await self._say(state, BEAT_S, quiet=unheard)
             left_s = began + BEAT_S - time.monotonic()
-            if left_s > 0:
-                try:
-                    await asyncio.wait_for(self._hurry.wait(), left_s)
-                except TimeoutError:
-                    continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):  # not wait_for, which can swallow a cancellation
+                    await self._hurry.wait()
 
     async def last(self, make: Callable[[int], State], limit_s: float = 2.0) -> bool:
         """The last word, once `run` has ended. Whether it was surely written."""

@@ -4,26 +4,30 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from infra.local.child import Child, Spec, python
 from schemas.gateways import GatewayBeat, GatewayClaim
 from schemas.reasons import FinishReason
 from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus
 from schemas.requests import Cancel, Sampling, Submit
-from schemas.stats import AttemptFinished
+from schemas.stats import AttemptFinished, CacheEvent
 from schemas.tokens import Finished, Rejected, TokenBatch, TokenEvent, Tokens
-from schemas.topics import FINISHED, GATEWAYS, REPLICAS, REQUESTS, TOKENS
+from schemas.topics import CACHE_EVENTS, FINISHED, GATEWAYS, REPLICAS, REQUESTS, TOKENS
+from streams.adapters.base_model import base_hash
 from streams.bus.admin import ensure_topics
 from streams.bus.reader import Reader
 from streams.bus.settings import KafkaSettings
 from streams.bus.writer import Writer
 from workers.engine.simulated import simulated_token
 
-VOCAB, BASE_HASH = 1000, "b" * 64
+VOCAB = 1000
 CONFIG = {
     "num_hidden_layers": 2,
     "hidden_size": 16,
@@ -36,10 +40,10 @@ CONFIG = {
 
 
 def model(folder: Path) -> Path:
-    """A base model for the simulated engine."""
+    """A base model that is enough for the simulated engine."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "base_hash.json").write_text(json.dumps({"base_hash": BASE_HASH}))
+    save_file({"model.norm.weight": np.ones(CONFIG["hidden_size"], np.float32)}, folder / "model.safetensors")
     return folder
 
 
@@ -77,6 +81,8 @@ class Rig:
     def __init__(self, kafka: str, namespace: str, folder: Path) -> None:
         self.settings = KafkaSettings(bootstrap_servers=kafka, namespace=namespace, replica_places=4, gateway_places=4)
         self.folder = folder
+        self.model = model(folder / "model")
+        self.base_hash = base_hash(self.model)
         self.writer = Writer(self.settings, "rig")
         self.reader = Reader(
             self.settings,
@@ -84,6 +90,7 @@ class Rig:
                 TOKENS: {self.gateway: "start"},
                 REPLICAS: {0: "start"},
                 FINISHED: dict.fromkeys(range(8), "start"),
+                CACHE_EVENTS: dict.fromkeys(range(8), "start"),
             },
             "rig",
             fetch_wait_ms=20,
@@ -93,6 +100,7 @@ class Rig:
         self.claims: list[tuple[int, ReplicaClaim]] = []
         self.beats: list[tuple[float, ReplicaBeat]] = []
         self.rows: list[AttemptFinished] = []
+        self.cache: list[CacheEvent] = []
         self.children: list[Child] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._silent = False
@@ -117,7 +125,7 @@ class Rig:
         await self.writer.stop(0)
         await self.reader.stop()
 
-    def worker(self, replica: int = 0, name: str = "", **env: str) -> Child:
+    def worker(self, env: Mapping[str, str] | None = None, *, replica: int = 0, name: str = "", **more: str) -> Child:
         """Starts a worker process. `name` tells its log from another one's of the same place."""
         folder = self.folder / f"worker-{replica}{name}"
         child = Child(
@@ -130,13 +138,14 @@ class Rig:
                     "LORAFLEET_NAMESPACE": self.settings.namespace,
                     "LORAFLEET_REPLICA_PLACES": "4",
                     "LORAFLEET_GATEWAY_PLACES": "4",
-                    "LORAFLEET_MODEL": str(model(self.folder / "model")),
+                    "LORAFLEET_MODEL": str(self.model),
                     "LORAFLEET_STORE": f"file://{self.folder}/store",
                     "WORKER_REPLICA": str(replica),
                     "WORKER_ENGINE": "simulated",
                     "WORKER_DATA": str(folder / "data"),
                     "WORKER_KV_TOKENS": "65536",
-                    **env,
+                    **(env or {}),
+                    **more,
                 },
             )
         )
@@ -178,7 +187,7 @@ class Rig:
                 "customer": "acme",
                 "adapter": "",
                 "content_id": "",
-                "base_hash": BASE_HASH,
+                "base_hash": self.base_hash,
                 "replica": replica,
                 "incarnation": incarnation,
                 "gateway": self.gateway,
@@ -249,3 +258,5 @@ class Rig:
                 self.beats.append((time.monotonic(), value))
             case AttemptFinished():
                 self.rows.append(value)
+            case CacheEvent():
+                self.cache.append(value)

@@ -115,6 +115,14 @@ async def test_told_to_end_it_finishes_what_runs_and_takes_nothing_new(rig: Rig)
     await rig.until(lambda: rig.gone(incarnation) is not None)
 
 
+async def test_told_to_end_it_leaves_at_once_when_nothing_runs(rig: Rig) -> None:
+    child = rig.worker(WORKER_DRAIN_S="60")
+    incarnation = await rig.ready(child)
+    child.terminate()
+    assert await rig.exit_status(child) == 0
+    await rig.until(lambda: rig.gone(incarnation) is not None)
+
+
 async def test_told_to_drain_it_stays_and_told_to_end_it_leaves_in_time(rig: Rig) -> None:
     child = rig.worker(WORKER_STEP_MS="20", WORKER_DRAIN_S="1")
     incarnation = await rig.ready(child)

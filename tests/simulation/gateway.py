@@ -18,6 +18,7 @@ from streams.presence.holders import Holders
 from streams.presence.listening import ListeningClock
 from tests.simulation.log import Partition
 from tests.simulation.process import Process
+from tests.simulation.story import told
 from tests.simulation.worker import BASE
 
 GREEDY = Sampling(0)
@@ -149,7 +150,7 @@ class Gateway(Process):
         world, broker = self.world, self.world.broker
         for action in actions:
             if world.tracing:
-                world.trace(f"{self.name}: {action}")
+                world.trace(f"{self.name} {told(action)}")
             match action:
                 case Deliver(request_id, ids):
                     self._deliver(self.clients[request_id], ids)

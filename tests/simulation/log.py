@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.story import told
+
 if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.world import World
@@ -106,7 +108,7 @@ class Lane:
             return
         offset = self.partition.append(value, world.now)
         if world.tracing:
-            world.trace(f"{self.partition.name}@{offset} <- {self.process.name}: {value}")
+            world.trace(f"{self.partition.name}@{offset} <- {self.process.name}: {told(value)}")
         if written is not None:
             world.at(heard_at, self.process.run, written, offset)
         if world.chances.twice and not sure and value is not LOST and world.rng.random() < world.chances.twice:
@@ -115,7 +117,8 @@ class Lane:
 
     def _again(self, value: Any) -> None:
         offset = self.partition.append(value, self.process.world.now)
-        self.process.world.trace(f"{self.partition.name}@{offset} <- {self.process.name} AGAIN: {value}")
+        if self.process.world.tracing:
+            self.process.world.trace(f"{self.partition.name}@{offset} <- {self.process.name} again: {told(value)}")
 
 
 class Reader:

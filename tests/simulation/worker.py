@@ -12,6 +12,7 @@ from streams.presence.holders import Holders
 from tests.simulation.engine import Engine
 from tests.simulation.log import Partition
 from tests.simulation.process import Process
+from tests.simulation.story import told
 from workers.inbox import Act, Admit, Inbox, Reject, Replaced, Stop
 
 BASE = "base"
@@ -74,7 +75,10 @@ class Worker(Process):
             self._do(self.inbox.read(record, now), now)
             if self.ended:
                 return
-        self._do(self.inbox.tick(now), now)
+        late = self.inbox.tick(now)
+        if late and isinstance(late[0], Admit):
+            self.world.count("late adapters waited for")
+        self._do(late, now)
         hung = now < self.hung_until
         for _ in range(self.steps_per_turn if self.engine.rows and not hung else 0):
             for row, event in self.engine.step(now):
@@ -110,7 +114,8 @@ class Worker(Process):
     def _do(self, acts: list[Act], now: float) -> None:
         world = self.world
         for act in acts:
-            world.trace(f"{self.name}: {act}")
+            if world.tracing:
+                world.trace(f"{self.name} {told(act)}")
             match act:
                 case Admit(submit, adapter, deadline_at):
                     world.check_admission(self, submit)

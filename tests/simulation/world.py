@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gateway.flight import Action, Deliver
+from gateway.flight import Action, SendCancel
 from schemas.adapters import AdapterRecord
-from schemas.reasons import AdapterStatus, Outcome
+from schemas.reasons import AdapterStatus, Outcome, RejectReason
 from schemas.requests import Submit
-from schemas.tokens import TokenBatch, Tokens
+from schemas.tokens import Rejected, TokenBatch, Tokens
 from tests.simulation.engine import END_OF_TEXT, answer
 from tests.simulation.gateway import Client, Gateway
 from tests.simulation.log import Broker
@@ -196,6 +196,7 @@ class World:
 
     def _outage(self, up: bool) -> None:
         self.broker.up = up
+        self.count("outages")
         self.trace(f"the broker is {'back' if up else 'away'}")
         if up:
             for process in self.processes:
@@ -247,6 +248,8 @@ class World:
     def client_submitted(self, client: Client, submit: Submit) -> None:
         if client.got and (submit.content_id != client.content_id or submit.generated != client.got):
             raise Broken(f"{client.request_id} got {client.got} of {client.content_id}, and now {submit}")
+        if submit.attempt and submit.content_id != client.content_id:
+            self.count("aliases resolved anew")
         client.content_id = submit.content_id
         if client.model and not submit.adapter.startswith(client.model + "@"):
             raise Broken(f"{client.request_id} asked for {client.model}, not for {submit.adapter}")
@@ -277,7 +280,7 @@ class World:
             raise Broken(f"{client.request_id} ends {client.deadline_at - self.now:.3f} s before its deadline")
         if self.now > max(client.deadline_at, self.schedule.quiet_at) + PROMPT_END_S:
             raise Broken(f"{client.request_id} ends {self.now - client.deadline_at:.1f} s after its deadline")
-        full = outcome is Outcome.OVERLOADED and self.chances.worker_limit < 10
+        full = outcome in (Outcome.OVERLOADED, Outcome.DEADLINE) and self.chances.worker_limit < 10
         if client.probe and outcome is not Outcome.OK and not full:
             raise Broken(f"all is healed, and {client.request_id} ends as {outcome}: {finish}")
 
@@ -292,13 +295,16 @@ class World:
 
     def check_accepted(self, gateway: Gateway, batch: TokenBatch, actions: list[Action], redriven: bool) -> None:
         """What a gateway takes comes from the attempt it waits for, and from no holder that it knows was replaced."""
-        for action in actions:
-            if isinstance(action, Deliver):
-                holder = gateway.fleet.holders.get(batch.replica)
-                if holder is not None and holder.incarnation > batch.incarnation:
-                    raise Broken(f"{gateway.name} takes {batch}, and knows of incarnation {holder.incarnation}")
+        holder = gateway.fleet.holders.get(batch.replica)
+        if holder is not None and holder.incarnation > batch.incarnation:
+            if any(not isinstance(action, SendCancel) for action in actions):
+                raise Broken(f"{gateway.name} takes {batch}, and knows of incarnation {holder.incarnation}")
+            if batch.gateway_incarnation == gateway.incarnation:
+                self.count("zombie words dropped")
         if redriven and any(isinstance(event, Tokens) for event in batch.events):
             self.count("gaps")
+        if actions and any(isinstance(e, Rejected) and e.reason is RejectReason.STALE for e in batch.events):
+            self.count("stale rejections heard")
 
     def check_rows(self, worker: Worker) -> None:
         """No row outlives its deadline; none outlives its gateway, its request or its attempt for long."""

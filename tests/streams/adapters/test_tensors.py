@@ -150,12 +150,12 @@ ENEMIES: dict[str, bytes] = {
     "no utf-8": (4).to_bytes(8, "little") + b'{"\xff"',
     "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00cposix\nsystem\n",
     "a zip": b"PK\x03\x04" + b"\x00" * 60,
-    "a name twice": (lambda raw: len(raw).to_bytes(8, "little") + raw + b"\0" * 8)(
-        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'
+    "a name twice": (lambda raw: len(raw).to_bytes(8, "little") + raw + b"\0" * 4)(
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     ),
     "overlap": _changed("b", data_offsets=[12, 20]),
     "the same bytes twice": _changed("b", data_offsets=[0, 8]),
-    "a hole": _changed("b", data_offsets=[20, 28]),
+    "a hole": _changed("b", data_offsets=[20, 28]) + b"\0" * 4,
     "beyond the end": _changed("b", data_offsets=[16, 2**40]),
     "backwards": _changed("b", data_offsets=[24, 16]),
     "negative": _changed("a", data_offsets=[-16, 0]),

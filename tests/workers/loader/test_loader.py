@@ -362,6 +362,17 @@ async def test_a_smaller_budget_after_a_restart_keeps_the_newest(rig: Rig) -> No
     assert rig.on_disk() == []
 
 
+async def test_the_next_life_knows_what_was_used_last(rig: Rig) -> None:
+    records = [rig.adapter(seed) for seed in range(2)]
+    loader = await rig.loader(ram=IMAGE)
+    for n, record in enumerate(records):
+        await once(loader, record)
+        os.utime(rig.data / "adapters" / f"{record.content_id}.safetensors", (1_000 + n, 1_000 + n))
+    await once(loader, records[0])  # from the disk again, since the image made room
+    second = await rig.loader()
+    assert second.disk.names() == [records[0].content_id, records[1].content_id]
+
+
 async def test_shared_memory_cleared_by_others_is_filled_again(rig: Rig) -> None:
     loader, record = await rig.loader(), rig.adapter(0)
     (await once(loader, record)).unlink()

@@ -19,14 +19,14 @@ COLOURS = {Phase.READY: "green", Phase.STARTING: "yellow", Phase.DIED: "red", Ph
 REPLICA_COLUMNS = {
     "replica_id": "id",
     "status": "state",
-    "running": "running",
-    "queue_depth": "waiting",
+    "running": "run",
+    "queue_depth": "wait",
     "tokens_in_flight": "tokens",
     "gpu_adapters": "gpu",
     "ram_adapters": "ram",
     "disk_adapters": "disk",
-    "evictions_per_min": "evicted/min",
-    "mixed_steps": "mixed steps",
+    "evictions_per_min": "evict/min",
+    "mixed_steps": "mixed",
 }
 
 

@@ -52,7 +52,7 @@ class Stack:
     async def start(self) -> None:
         """Returns when everything serves. Raises ChildError, SettingsError, BusUnavailable, BadModel."""
         embedded = self._embedded()
-        self.environment = {**fleet_env(self._home, embedded), **mark_of(self._home)}
+        self.environment = fleet_env(self._home, embedded)
         kafka = KafkaSettings.from_env({**os.environ, **self.environment})
         ours = self._gateway_ports()
         async with _together() as group:
@@ -145,7 +145,8 @@ class Stack:
 
     async def _processes(self, ports: Sequence[tuple[int, int]], take_over: bool) -> None:
         """`take_over`: the broker is ours alone, so whoever held a place in it is dead."""
-        home, env, replicas = self._home, self.environment, self._options.replicas
+        home, replicas = self._home, self._options.replicas
+        env = {**self.environment, **mark_of(home)}
         layers = [
             [process(name, f"streams.{name}", env, home / "logs") for name in ("control", "sink")],
             [worker(place, replicas, env, home, take_over) for place in range(replicas)],

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from infra.local.child import Child, Spec
 from infra.local.clickhouse import ClickHouse
-from infra.local.kafka import Kafka
+from infra.local.kafka import Kafka, fetch
 from infra.local.ports import Ports
 from infra.local.store import Store
 
@@ -48,6 +48,7 @@ class Stack:
         self._children: list[Child] = []
 
     def kafka(self) -> Kafka:
+        fetch()
         port, controller_port = self.ports.allot("kafka"), self.ports.allot("kafka-controller")
         service = Kafka(self.home / "kafka", port, controller_port, log=self.home / "kafka.log")
         self._children.append(started(service))

@@ -1,8 +1,9 @@
 """The embedded broker: the real Apache Kafka, one KRaft node on 127.0.0.1, as a child process.
 
 Owns `folder`: data/ (the log), server.properties (written anew at each start) and lock, which the broker itself holds:
-a second broker in a live folder would wreck the first. The jars come from Maven once per user. Acknowledged records
-survive kill -9 of the broker; the advertised port has to stay the same while clients live, so the caller keeps it.
+a second broker in a live folder would wreck the first. Acknowledged records survive kill -9 of the broker; the
+advertised port has to stay the same while clients live, so the caller keeps it. `python -m infra.local.kafka` fetches
+the jars.
 """
 
 import base64
@@ -10,18 +11,17 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
 import sys
+import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
-from infra.local.child import ChildError, Spec
-from infra.local.once import made_once
-from infra.requires import missing
-from streams.adapters.user_cache import cache_folder
+from infra.local.child import Child, ChildError, Spec
+from infra.local.kafka_jars import jars, java, make_archive, run
+from infra.local.ports import Ports
 
-VERSION = "4.3.1"
-HOME = Path(__file__).with_name("kafka_home")
-MAVEN_LIMIT_S, FORMAT_LIMIT_S = 300, 60
+FORMAT_LIMIT_S, SHORT_LIFE_LIMIT_S = 60, 60
 
 PROPERTIES = """\
 process.roles=broker,controller
@@ -71,39 +71,22 @@ class Kafka:
     def address(self) -> str:
         return self.bootstrap
 
-    def prepare(self) -> Spec:
-        """Fetches the jars and formats the folder where that was never done; blocks. Raises ChildError."""
-        if lines := missing("java"):
-            raise ChildError(lines[0])
-        libs = jars()
+    def prepare(self, options: tuple[str, ...] = ()) -> Spec:
+        """Fetches the jars and formats the folder where that was never done; blocks. Raises ChildError.
+
+        `options` are further ones for the JVM.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         data = self._folder / "data"
         if not data.exists():
             # Formatted under another name, so that a folder half done is never started.
             temporary = self._folder / "data.part"
             shutil.rmtree(temporary, ignore_errors=True)
-            _run(
-                [
-                    *_java(libs),
-                    "kafka.tools.StorageTool",
-                    "format",
-                    "-t",
-                    _cluster_id(),
-                    "-c",
-                    str(self._properties(temporary)),
-                ],
-                FORMAT_LIMIT_S,
-                "formatting Kafka's folder",
-            )
+            arguments = ("format", "-t", _cluster_id(), "-c", str(self._properties(temporary)))
+            run(java("kafka.tools.StorageTool", *arguments), FORMAT_LIMIT_S, "formatting Kafka's folder")
             temporary.rename(data)
-        memory = ("-Xms128m", "-Xmx256m", "-XX:+UseSerialGC")
-        return Spec(
-            self.name,
-            (*_java(libs, *memory), "kafka.Kafka", str(self._properties(data))),
-            log=self._log,
-            lock=self._folder / "lock",
-            stop_s=15,
-        )
+        argv = java("kafka.Kafka", str(self._properties(data)), options=options)
+        return Spec(self.name, argv, log=self._log, lock=self._folder / "lock", stop_s=15)
 
     def ready(self) -> bool:
         """Whether it answers a metadata request with itself as a broker."""
@@ -118,30 +101,32 @@ class Kafka:
         return file
 
 
-def jars() -> Path:
-    """The folder of the broker's jars, fetched by Maven the first time. Raises ChildError."""
+def fetch() -> None:
+    """What a broker needs and every later one finds: jars, and the archive of a broker's classes. Raises ChildError."""
+    jars()
+    make_archive(_short_life)
 
-    def fetch(folder: Path) -> None:
-        if lines := missing("mvn"):
-            raise ChildError(lines[0])
-        copy = ("-DincludeScope=runtime", f"-DoutputDirectory={folder}", "dependency:copy-dependencies")
-        _run(["mvn", "-q", "-B", "-f", str(HOME / "pom.xml"), *copy], MAVEN_LIMIT_S, "fetching Apache Kafka with Maven")
 
-    return made_once(cache_folder() / f"kafka-{VERSION}", fetch, lambda folder: any(folder.glob("kafka_*.jar")))
+def _short_life(option: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="lorafleet-kafka-") as name:
+        folder = Path(name)
+        ports = Ports(folder / "ports.json")
+        broker = Kafka(folder / "kafka", ports.allot("kafka"), ports.allot("controller"), log=folder / "log")
+        child = Child(replace(broker.prepare((option,)), stop_s=SHORT_LIFE_LIMIT_S))  # it writes the archive as it ends
+        try:
+            while child.returncode() is None and child.age_s < SHORT_LIFE_LIMIT_S and not broker.ready():
+                time.sleep(0.1)
+        finally:
+            child.stop()
 
 
 def main() -> int:
-    """Fetches the jars."""
     try:
-        jars()
+        fetch()
     except (ChildError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
-
-
-def _java(libs: Path, *options: str) -> list[str]:
-    return ["java", *options, f"-Dlog4j2.configurationFile={HOME / 'log4j2.yaml'}", "-cp", f"{libs}/*"]
 
 
 def _cluster_id() -> str:
@@ -149,15 +134,6 @@ def _cluster_id() -> str:
     while (text := base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")).startswith("-"):
         pass
     return text
-
-
-def _run(argv: list[str], limit_s: float, doing: str) -> None:
-    try:
-        subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=True)
-    except subprocess.TimeoutExpired:
-        raise ChildError(f"{doing} took more than {limit_s:g} s") from None
-    except subprocess.CalledProcessError as error:
-        raise ChildError(f"{doing} failed:\n{(error.stdout + error.stderr).strip()}") from None
 
 
 def _brokers(port: int) -> int:

@@ -1,7 +1,6 @@
 """`python -m workers.engine`: one engine for one worker, which listens on the socket and started this process."""
 
 import argparse
-import json
 import logging
 import sys
 import time
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from schemas.engine import Event
+from streams.adapters.base_model import base_hash
 from streams.adapters.shape import ModelShape
 from workers.engine.engine import Engine
 from workers.engine.process import connect, serve
@@ -39,22 +39,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _runner(options: argparse.Namespace) -> Runner:
     shape = ModelShape.of(options.model)
-    base_hash = _base_hash(options.model)
+    digest = base_hash(options.model)
     if options.kind == "simulated":
-        return SimulatedRunner(shape, base_hash, options.max_rank, options.step_ms, options.load_ms)
+        return SimulatedRunner(shape, digest, options.max_rank, options.step_ms, options.load_ms)
     # Imported here: the simulated kind must not pay for torch.
     from workers.engine.torch_runner import TorchRunner, operations
 
     computing = operations(options.threads)
-    return TorchRunner(options.model, base_hash, computing, options.slots, options.max_rank, options.kv_tokens)
-
-
-def _base_hash(model: Path) -> str:
-    """The hash that the model's preparation left in base_hash.json."""
-    try:
-        return str(json.loads((model / "base_hash.json").read_text())["base_hash"])
-    except FileNotFoundError:
-        raise SystemExit(f"{model}/base_hash.json is missing: prepare the model first (lorafleet up does)") from None
+    return TorchRunner(options.model, digest, computing, options.slots, options.max_rank, options.kv_tokens)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

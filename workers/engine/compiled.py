@@ -1,7 +1,6 @@
 """kernels.cpp as a shared library: compiled once per source, flags and compiler, then found in the user's cache.
 
-The cache folder is $XDG_CACHE_HOME/lorafleet or ~/.cache/lorafleet. Two processes may compile at once; each renames its
-own finished file into place. No torch here.
+Two processes may compile at once; each renames its own finished file into place. No torch here.
 """
 
 import ctypes
@@ -10,6 +9,8 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+
+from streams.adapters.user_cache import cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # No contraction: which multiply and add become one is then written in the source, not chosen by the compiler.
@@ -46,7 +47,8 @@ def library(isa: str) -> ctypes.CDLL:
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_TIMEOUT_S, check=True)
         key = hashlib.sha256(repr((SOURCE.read_text(), flags, version.stdout)).encode()).hexdigest()[:24]
-        target = _cache() / f"kernels-{isa}-{key}.so"
+        target = cache_folder() / f"kernels-{isa}-{key}.so"
+        target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
             command = [compiler, *flags, str(SOURCE), "-o", str(temporary)]
@@ -57,9 +59,3 @@ def library(isa: str) -> ctypes.CDLL:
         raise NoCompiler(f"{compiler}: {error.stderr.decode(errors='replace').strip()[:2000]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{compiler}: {error}") from error
-
-
-def _cache() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lorafleet"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -90,10 +90,10 @@ class TorchRunner:
         ids = [(7 * i + 3) % self._shape.vocab for i in range(length)]
         blocks = list(range(-(-length // BLOCK_TOKENS)))
         others = [b + len(blocks) for b in blocks]
-        whole = self._llama.forward(_tokens([(ids, 0, blocks)]))[0]
+        whole = self._llama.forward(tokens_batch([(ids, 0, blocks)]))[0]
         for cut in (1, length // 2, length - 1):
-            self._llama.forward(_tokens([(ids[:cut], 0, blocks)]))
-            among = self._llama.forward(_tokens([(ids[::-1], 0, others), (ids[cut:], cut, blocks)]))[1]
+            self._llama.forward(tokens_batch([(ids[:cut], 0, blocks)]))
+            among = self._llama.forward(tokens_batch([(ids[::-1], 0, others), (ids[cut:], cut, blocks)]))[1]
             if not torch.equal(whole, among):
                 raise NotReproducible(f"{self.model.numeric_class}: a row's bits depend on its company here")
 
@@ -115,15 +115,15 @@ def batch_of(rows: Sequence[Row]) -> Batch:
     """The step's rows as one batch; a row's chunk may have many tokens."""
     parts = [(row.tokens, row.start, row.blocks) for row in rows]
     slots = [row.sequence.lease.slot for row in rows]
-    return _tokens(parts, slots, [row.samples for row in rows])
+    return tokens_batch(parts, slots, [row.samples for row in rows])
 
 
-def _tokens(
+def tokens_batch(
     parts: Sequence[tuple[list[int], int, list[int]]],
     slots: Sequence[int] | None = None,
     samples: Sequence[bool] | None = None,
 ) -> Batch:
-    """parts: (token ids, position of the first, block numbers) of each sequence."""
+    """parts: (token ids, position of the first, block numbers) of each sequence; by default base rows, all sampled."""
     counts = np.array([len(ids) for ids, _, _ in parts])
     starts = np.array([start for _, start, _ in parts])
     ends = np.cumsum(counts)

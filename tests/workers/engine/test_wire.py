@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from schemas.engine import CancelSequence, SlotEvicted
+from schemas.engine import CancelSequence, Command, SlotEvicted
 from schemas.reasons import FinishReason
 from tests.workers.engine.tiny import start
 from workers.engine.wire import BadFrame, frame, read_command, read_event
@@ -11,7 +11,7 @@ from workers.engine.wire import BadFrame, frame, read_command, read_event
 
 def test_commands_arrive_whole_and_the_end_is_seen() -> None:
     worker, engine = socket.socketpair()
-    commands = [start(1, list(range(5000))), CancelSequence(1, FinishReason.DEADLINE)]
+    commands: list[Command] = [start(1, list(range(5000))), CancelSequence(1, FinishReason.DEADLINE)]
     with worker, engine:
         for byte_wise in (frame(command) for command in commands):
             worker.sendall(byte_wise[:3])

@@ -1,0 +1,225 @@
+"""The C++ operations against their torch oracle, and their promise: bits that depend on a row alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from streams.adapters.shape import ModelShape
+from tests.workers.engine.tiny import MAX_RANK, adapter
+from workers.engine.compiled import NoCompiler, best_isa, library
+from workers.engine.native import NativeOperations
+from workers.engine.operations import Heads, KvCache, Operations, Rope
+from workers.engine.reference import ReferenceOperations
+from workers.engine.sampler import draw, noise
+from workers.engine.stacks import SlotStack
+from workers.engine.torch_runner import tokens_batch
+from workers.slot_image import open_image, write_image
+
+# Grouped-query shapes: heads per KV head from 1 to 7, head widths with and without whole 64s.
+HEADS = [Heads(6, 2, 16), Heads(4, 4, 32), Heads(9, 3, 64), Heads(14, 2, 80), Heads(5, 1, 128)]
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    assert (got - expected).abs().max() <= 2e-6 * expected.abs().max() * 10
+
+
+@pytest.mark.parametrize(("d", "k"), [(32, 16), (96, 160), (331, 96), (7, 32), (960, 576)])
+@pytest.mark.parametrize("n", [1, 5, 12, 13, 33])
+def test_linear_and_embed(native: NativeOperations, d: int, k: int, n: int) -> None:
+    matrix, x = normal(d, k), normal(n, k)
+    weight = native.weight(matrix)
+    close(native.linear(weight, x), x @ matrix.T)
+    ids = torch.arange(d, dtype=torch.int32).flip(0)
+    assert torch.equal(native.embed(weight, ids), matrix.flip(0))
+
+
+def test_a_row_of_a_product_has_the_same_bits_in_any_batch(native: NativeOperations) -> None:
+    weight, x = native.weight(normal(331, 160)), normal(64, 160)
+    whole = native.linear(weight, x)
+    for n in range(1, 64):
+        assert torch.equal(native.linear(weight, x[:n].contiguous()), whole[:n])
+        assert torch.equal(native.linear(weight, x[n:].contiguous()), whole[n:])
+
+
+def test_norm_and_silu(native: NativeOperations) -> None:
+    reference = ReferenceOperations()
+    x, add, gain = normal(7, 96), normal(7, 96) * 3, normal(96)
+    mine, theirs = x.clone(), x.clone()
+    close(native.norm(mine, add, gain, 1e-5), reference.norm(theirs, add, gain, 1e-5))
+    assert torch.equal(mine, theirs)
+    close(native.norm(mine, None, gain, 1e-5), reference.norm(theirs, None, gain, 1e-5))
+    gate_up = normal(5, 192) * 40  # far into both tails of the exponential
+    close(native.silu_mul(gate_up), reference.silu_mul(gate_up))
+    gate_up[2, 3] = float("nan")
+    assert native.silu_mul(gate_up).isnan().sum() == 1
+
+
+def attention(operations: Operations, heads: Heads, chunk: int, length: int = 50) -> tuple[Tensor, KvCache]:
+    """A sequence of `length` rows in chunks, its blocks scattered and the rest of the cache full of NaN."""
+    cache = KvCache(
+        torch.full((9, heads.kv_heads, heads.head_dim, 16), torch.nan),
+        torch.full((9, heads.kv_heads, 16, heads.head_dim), torch.nan),
+    )
+    angles = normal(64, heads.head_dim // 2)
+    qkv = normal(length, (heads.heads + 2 * heads.kv_heads) * heads.head_dim)
+    out = []
+    for begin in range(0, length, chunk):
+        rows = qkv[begin : begin + chunk].clone()
+        batch = tokens_batch([([1] * len(rows), begin, [7, 2, 5, 0])])
+        operations.rope_store(rows, heads, Rope(angles.cos(), angles.sin()), batch, cache)
+        out.append(operations.attend(rows, heads, batch, cache))
+    return torch.cat(out), cache
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention(native: NativeOperations, heads: Heads) -> None:
+    got, kept = attention(native, heads, 50)
+    expected, kept_there = attention(ReferenceOperations(), heads, 50)
+    close(got, expected)
+    for mine, theirs in ((kept.keys, kept_there.keys), (kept.values, kept_there.values)):
+        assert torch.equal(mine.isnan(), theirs.isnan())
+        close(mine.nan_to_num(), theirs.nan_to_num())
+    for chunk in (1, 7, 16):
+        assert torch.equal(attention(native, heads, chunk)[0], got)
+
+
+@pytest.fixture
+def stack(shape: ModelShape, tmp_path: Path) -> SlotStack:
+    stack = SlotStack(shape, 3, MAX_RANK)
+    for slot, rank in ((1, 8), (2, 3), (3, 8)):
+        tensors = adapter(shape, slot, rank)
+        if slot == 3:
+            del tensors[1, "k"]
+        write_image(tmp_path / "image", shape, MAX_RANK, "0" * 64, tensors)
+        stack.fill(slot, open_image(tmp_path / "image", "0" * 64, shape, MAX_RANK))
+    return stack
+
+
+@pytest.mark.parametrize("matrices", [("q", "k", "v"), ("gate", "up"), ("down",)])
+def test_lora(native: NativeOperations, stack: SlotStack, matrices: tuple[str, ...]) -> None:
+    adapted = stack.adapted(1, matrices)
+    slots = [0, 1, 1, 1, 1, 1, 0, 2, 3, 3, 1, 2]
+    x, base = normal(12, adapted[0].k), normal(12, sum(of.d for of in adapted))
+    batch = tokens_batch([([1], 0, [0])] * 12, slots)
+    mine, theirs = base.clone(), base.clone()
+    native.lora(x, stack, adapted, batch, mine)
+    ReferenceOperations().lora(x, stack, adapted, batch, theirs)
+    close(mine, theirs)
+    for row, slot in enumerate(slots):
+        alone = base[row : row + 1].clone()
+        native.lora(x[row : row + 1], stack, adapted, tokens_batch([([1], 0, [0])], [slot]), alone)
+        assert torch.equal(alone[0], mine[row])
+        assert torch.equal(mine[row], base[row]) == (slot == 0)
+    if "k" in matrices:
+        k = adapted[matrices.index("k")]
+        assert torch.equal(mine[8:10, k.y : k.y + k.d], base[8:10, k.y : k.y + k.d])
+
+
+def sampled(operations: Operations, logits: Tensor, temperature: float, top_p: float, seed: int = 5) -> list[int]:
+    n = len(logits)
+    seeds, positions = torch.full((n,), seed), torch.arange(n)
+    ids: list[int] = operations.sample(
+        logits, seeds, positions, torch.full((n,), temperature), torch.full((n,), top_p)
+    ).tolist()
+    return ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 0.7, 1.0, 5.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 1.0])
+def test_sampling_is_what_its_definition_says(native: NativeOperations, temperature: float, top_p: float) -> None:
+    logits = normal(300, 331) * 3
+    expected = [draw(row, 5, at, temperature, top_p) for at, row in enumerate(logits.numpy())]
+    got = sampled(native, logits, temperature, top_p)
+    # The exponentials differ in their last bit, so a draw may fall on the other side of a boundary, hardly ever.
+    assert sum(a != b for a, b in zip(got, expected, strict=True)) <= 1
+    assert sampled(native, logits[17:18], temperature, top_p)[0] == (
+        got[17] if temperature == 0 else draw(logits[17].numpy(), 5, 0, temperature, top_p)
+    )
+
+
+def test_sampling_follows_the_distribution(native: NativeOperations) -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(4000, 1)
+    counts = np.bincount(sampled(native, logits, 1.0, 1.0), minlength=4) / 4000
+    np.testing.assert_allclose(counts, [0.5, 0.3, 0.15, 0.05], atol=0.03)
+    counts = np.bincount(sampled(native, logits, 1.0, 0.7), minlength=4) / 4000
+    np.testing.assert_allclose(counts, [0.625, 0.375, 0, 0], atol=0.03)
+
+
+def test_ties_go_to_the_lowest_id_and_broken_logits_to_none(native: NativeOperations) -> None:
+    logits = torch.zeros(4, 64)
+    logits[1, 40], logits[2, 9], logits[3, 63] = torch.nan, torch.inf, -torch.inf
+    assert sampled(native, logits, 0.0, 1.0) == [0, -1, -1, -1]
+    assert sampled(native, logits, 1.0, 0.5)[1:] == [-1, -1, -1]
+
+
+def test_noise_is_a_function_of_seed_and_position() -> None:
+    assert noise(5, 3) == noise(5, 3)
+    values = {noise(seed, position) for seed in (-1, 0, 1, 2**63, 2**64 - 2) for position in range(100)}
+    assert len(values) == 500
+    assert all(0 <= value < 1 for value in values)
+    assert noise(-1, 0) == noise(2**64 - 1, 0)
+
+
+def everything(operations: Operations) -> list[Tensor]:
+    x = normal(37, 96)
+    weight = operations.weight(normal(331, 96))
+    return [
+        operations.linear(weight, x),
+        operations.norm(x.clone(), None, normal(96), 1e-5),
+        operations.silu_mul(x * 10),
+        attention(operations, HEADS[2], 50)[0],
+        attention(operations, HEADS[3], 9)[0],
+        torch.tensor(sampled(operations, normal(50, 331), 0.8, 0.9)),
+    ]
+
+
+@pytest.mark.parametrize("make", [lambda: NativeOperations(1, best_isa()), lambda: NativeOperations(3, best_isa())])
+def test_threads_change_no_bit(native: NativeOperations, make: Callable[[], NativeOperations]) -> None:
+    expected = everything(native)
+    other = make()
+    try:
+        got = everything(other)
+    finally:
+        NativeOperations(2, best_isa())  # the pool is the process': back to the fixture's
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_narrower_vectors_change_no_bit(native: NativeOperations, isa: str) -> None:
+    if best_isa() == "portable":
+        pytest.skip("this machine has no wider vectors than the portable ones")
+    got = everything(NativeOperations(1, isa))
+    assert all(torch.equal(a, b) for a, b in zip(got, everything(native), strict=True))
+
+
+def test_without_a_compiler_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(NoCompiler, match="path"):
+        library("portable")
+    failing = tmp_path / "c++"
+    failing.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'no such header' >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(failing))
+    monkeypatch.setenv("LORAFLEET_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(NoCompiler, match="no such header"):
+        library("portable")
+
+
+def test_a_batch_knows_each_token_s_place() -> None:
+    batch = tokens_batch([([5, 6, 7], 10, [3, 1]), ([8], 0, [2]), ([9, 4], 1, [4])], [0, 2, 1], [True, True, False])
+    assert batch.ids.tolist() == [5, 6, 7, 8, 9, 4]
+    assert batch.positions.tolist() == [10, 11, 12, 0, 1, 2]
+    assert batch.tables_of.tolist() == [0, 0, 0, 1, 2, 2]
+    assert batch.tables.tolist() == [[3, 1], [2, 0], [4, 0]]
+    assert batch.slots.tolist() == [0, 0, 0, 2, 1, 1]
+    assert batch.by_slot.tolist() == [0, 1, 2, 4, 5, 3]
+    assert batch.last.tolist() == [2, 3]
+    assert batch.adapted

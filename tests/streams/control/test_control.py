@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from infra.local.child import Child
+from infra.local.kafka import Kafka
 from infra.local.store import Store
 from schemas.adapters import RetireAdapter, SetAlias
 from schemas.reasons import AdapterStatus
 from schemas.topics import ADAPTER_COMMANDS
 from streams.adapters.canonical import read_canonical
+from tests.stack import Stack, started, wait_until
 from tests.streams.adapters.files import TINY, config, tensors, write
 from tests.streams.control.process import Fleet
 
@@ -249,3 +252,34 @@ async def test_settings_that_cannot_work_end_it_with_one_line(fleet: Fleet) -> N
     assert await asyncio.to_thread(fleet.process.wait, 30) == 1
     assert "LORAFLEET_SOURCES" in fleet.log().splitlines()[-1]
     assert "Traceback" not in fleet.log()
+
+
+@pytest.fixture
+def mortal(stack: Stack) -> Kafka:
+    """A broker of this test's own, not started yet."""
+    ports = stack.ports.allot("control-kafka"), stack.ports.allot("control-kafka-controller")
+    return Kafka(stack.home / "control-kafka", *ports, log=stack.home / "control-kafka.log")
+
+
+async def test_kafka_killed_and_back_it_goes_on_by_itself(
+    stack: Stack, mortal: Kafka, namespace: str, tmp_path: Path
+) -> None:
+    broker = started(mortal)  # in the main thread: a child dies with the thread that started it
+    try:
+        async with Fleet(mortal.bootstrap, namespace, tmp_path).connected() as fleet:
+            fleet.start()
+            await fleet.ready()
+            assert (await fleet.ask(fleet.upload("before"))).status == 201
+            _kill(broker)
+            await asyncio.sleep(1)
+            broker = started(mortal)
+            after = await fleet.ask(fleet.upload("after", seed=1, adapter_id="acme/support@8"))
+            assert after.status == 201
+            assert fleet.process.poll() is None
+    finally:
+        _kill(broker)
+
+
+def _kill(child: Child) -> None:
+    child.kill()
+    wait_until(lambda: child.returncode() is not None, 10, "the broker's end")

@@ -7,6 +7,7 @@ client that does not read is cut off: what waits for it is bounded by the socket
 
 import asyncio
 import secrets
+import socket
 import time
 
 import msgspec
@@ -32,6 +33,7 @@ HEADERS_AFTER_S = 10.0
 KEEP_ALIVE_S = 15.0
 BODY_LIMIT_S = 30.0
 WRITE_LIMIT_S = 10.0
+SEND_BUFFER_BYTES = 64 << 10
 DEFAULT_MAX_TOKENS = 256
 ABOUT_THE_MODEL = ("quarantined", "load_failed", "unknown_adapter", "content_mismatch", "base_mismatch")
 LONG_TEXT = 1_000  # characters; tokenizing more than this would hold up other streams
@@ -163,6 +165,7 @@ class Answer:
                     if finish is not None:
                         out += frames.content(self._text.flush()) + frames.last(finish, self._usage())
             if response is None:
+                self._bound_socket()
                 response = web.StreamResponse(headers=sse.HEADERS | self._headers())
                 await response.prepare(self._request)
             if out and not await self._write(response, out):
@@ -183,6 +186,12 @@ class Answer:
         if news.end.outcome is not Outcome.OK:
             raise failure(news.end, self._chat.model)
         return news.end.finish
+
+    def _bound_socket(self) -> None:
+        """The kernel would otherwise take megabytes for a client that reads nothing."""
+        if self._request.transport is not None:
+            connection = self._request.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     async def _write(self, response: web.StreamResponse, out: bytes) -> bool:
         """False: the client is gone, or does not read."""

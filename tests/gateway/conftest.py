@@ -18,9 +18,19 @@ def fleet(kafka: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     rig.stop()
 
 
+@pytest.fixture
+def rig(kafka: str, namespace: str, model: Path, tmp_path: Path) -> Iterator[Rig]:
+    """A fleet of this test's own, still without processes."""
+    rig = Rig(kafka, namespace, model, tmp_path)
+    rig.prepare()
+    yield rig
+    rig.stop()
+
+
 @pytest.fixture(scope="session")
 def door(fleet: Rig, stack: Stack) -> Door:
     """The gateway of `fleet`, with a replica that takes 5 ms a step."""
     door = fleet.gateway(stack.ports.allot("fleet-public"), stack.ports.allot("fleet-internal"))
     fleet.ready(door.child, fleet.worker(WORKER_STEP_MS="5"))
+    door.sees(1)
     return door

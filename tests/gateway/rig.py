@@ -29,6 +29,12 @@ OPERATOR, PIPELINE, ACME, GLOBEX = "lf-operator", "lf-pipeline", "lf-acme", "lf-
 T = TypeVar("T")
 
 
+def body(model: str, question: str, count: int, stream: bool = True) -> bytes:
+    """A chat's body, for those who speak HTTP by hand."""
+    chat = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": count, "stream": stream}
+    return json.dumps(chat).encode()
+
+
 def customer(name: str, *keys: tuple[str, Role], max_in_flight: int = 64) -> Customer:
     return Customer(name, [ApiKey(sha256(k.encode()).hexdigest(), k[:9], role) for k, role in keys], max_in_flight)
 
@@ -61,27 +67,27 @@ class Rig:
 
         asyncio.run(write())
 
-    def gateway(self, port: int, internal_port: int, place: int = 0, name: str = "", **env: str) -> "Door":
+    def gateway(self, port: int, internal_port: int, place: int = 0, limit_s: float = 120) -> "Door":
         child = self._start(
-            f"gateway-{place}{name}",
+            f"gateway-{place}",
             "gateway",
             {
                 "GATEWAY_PLACE": str(place),
                 "GATEWAY_PORT": str(port),
                 "GATEWAY_INTERNAL_PORT": str(internal_port),
-                **env,
+                "GATEWAY_REQUEST_LIMIT_S": str(limit_s),
             },
         )
         return Door(child, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{internal_port}")
 
-    def worker(self, replica: int = 0, name: str = "", **env: str) -> Child:
+    def worker(self, replica: int = 0, **env: str) -> Child:
         return self._start(
-            f"worker-{replica}{name}",
+            f"worker-{replica}",
             "workers",
             {
                 "WORKER_REPLICA": str(replica),
                 "WORKER_ENGINE": "simulated",
-                "WORKER_DATA": str(self.folder / f"worker-{replica}{name}" / "data"),
+                "WORKER_DATA": str(self.folder / f"worker-{replica}" / "data"),
                 "WORKER_KV_TOKENS": "65536",
                 **env,
             },
@@ -145,6 +151,10 @@ class Door:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
+    def sees(self, replicas: int) -> None:
+        """Waits until the gateway has heard a live beat of each. Blocks."""
+        wait_until(lambda: self.metric("lorafleet_gateway_live_replicas") == replicas, 15, "live replicas")
+
     def told(self, path: str, key: str = OPERATOR, method: str = "GET", body: Any = None) -> tuple[int, Any]:
         """A call to the internal port: status and JSON. Blocks."""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -162,6 +172,17 @@ class Door:
         """Sequences that run or wait, over all replicas, as they last said."""
         _, told = self.told("/internal/replicas")
         return sum(replica.get("running", 0) + replica["queue_depth"] for replica in told["replicas"])
+
+
+async def text_of(door: Door, model: str, question: str, count: int, key: str = ACME) -> str:
+    """A streamed chat's text. Fails unless it ends by its length."""
+    async with door.client(key) as client:
+        chunks = await client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": question}], max_tokens=count, stream=True
+        )
+        choices = [chunk.choices[0] async for chunk in chunks]
+    assert choices[-1].finish_reason == "length"
+    return "".join(choice.delta.content or "" for choice in choices)
 
 
 async def until(holds: Callable[[], bool], limit_s: float, what: str) -> None:

@@ -73,7 +73,8 @@ async def _admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
         yield admin
     finally:
         with contextlib.suppress(KafkaError, TimeoutError):
-            await asyncio.wait_for(admin.close(), 2.0)
+            async with asyncio.timeout(2.0):
+                await admin.close()
 
 
 async def _create(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> None:

@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 log = logging.getLogger(__name__)
 
 STEP_S = 2.0
+CLOSING_S = 4 * STEP_S
 
 
 async def close_consumer(consumer: AIOKafkaConsumer) -> None:
@@ -37,6 +38,16 @@ async def kill_producer(producer: AIOKafkaProducer) -> None:
         if sender.done() and not sender.cancelled():
             sender.exception()
     producer._closed = True
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task that may be closing clients, and waits: at most CLOSING_S, twice if the cancellation got lost."""
+    for _ in range(2):
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=CLOSING_S)
+    if not task.done():
+        log.error("%s does not end", task.get_name())
 
 
 async def _bounded(work: Coroutine[Any, Any, Any], what: str) -> None:

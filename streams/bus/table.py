@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
 from schemas.topics import Topic
+from streams.bus.closing import ended
 from streams.bus.errors import BusUnavailable, OffsetLost
 from streams.bus.reader import Reader, Record, Start
 from streams.bus.settings import KafkaSettings
@@ -133,9 +134,8 @@ class TableReader:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
+        await ended(task)
+        if task.done() and not task.cancelled():
             task.result()
 
     async def __aenter__(self) -> Self:
@@ -173,7 +173,8 @@ class TableReader:
     async def caught_up(self, timeout_s: float | None = None) -> None:
         """Waits until everything seen at start is applied. Raises BusUnavailable."""
         try:
-            await asyncio.wait_for(self._caught_up.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._caught_up.wait()
         except TimeoutError:
             raise BusUnavailable(f"{self.name}: not caught up within {timeout_s:g} s") from None
 

@@ -26,7 +26,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from schemas.codec import encode
 from schemas.topics import Topic
-from streams.bus.closing import kill_producer
+from streams.bus.closing import ended, kill_producer
 from streams.bus.errors import BusUnavailable, MaybeWritten, NotWritten
 from streams.bus.settings import KafkaSettings
 
@@ -111,14 +111,11 @@ class Writer:
         self._closed = True
         if tasks := [lane.task for lane in self._lanes.values() if lane.task is not None]:
             await asyncio.wait(tasks, timeout=flush_s)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.gather(*(ended(task) for task in tasks))
         for lane in self._lanes.values():
             self._fail(lane, MaybeWritten("the writer was stopped"), NotWritten("the writer was stopped"))
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+            await ended(self._keeper)
             self._keeper = None
 
     async def __aenter__(self) -> Self:
@@ -333,7 +330,8 @@ class Writer:
             producer._message_accumulator._batch_ttl = float("inf")
             started = False
             try:
-                await asyncio.wait_for(producer.start(), CONNECT_LIMIT_S)
+                async with asyncio.timeout(CONNECT_LIMIT_S):  # wait_for can swallow a cancellation
+                    await producer.start()
                 started = True
                 return _Life(producer, asyncio.get_running_loop().create_future())
             except Exception as error:

@@ -155,7 +155,7 @@ def query_ttft(since: str, wants_json: bool, home: Path) -> None:
 @with_replicas
 @with_home
 def demo(replicas: int, home: Path) -> None:
-    """Train canary adapters, stream chats of two customers at once through them, and check every claim."""
+    """Stream chats of two customers through freshly trained adapters; check it all."""
     show = importlib.import_module("replay.demo")  # slow to import
     _run(show.run(StackOptions(home.absolute(), replicas)))
 

@@ -13,12 +13,14 @@ from infra.local.child import Child, ChildError, Spec
 from tests.stack import wait_until
 
 SLEEP = (sys.executable, "-c", "print('ready or not', flush=True); import time; time.sleep(600)")
-# Starts a child and tells its pid, then waits to be killed.
+# Starts a child and tells its pid once the child has become its program, then waits to be killed.
 STARTER = """
 import sys, time
 from pathlib import Path
 from infra.local.child import Child, Spec
-child = Child(Spec("sleeper", ("sleep", "600"), log=Path(sys.argv[1])))
+child = Child(Spec("sleeper", ("sh", "-c", "echo ready; exec sleep 600"), log=Path(sys.argv[1])))
+while not child.said_ready():
+    time.sleep(0.01)
 print(child.pid, flush=True)
 time.sleep(600)
 """

@@ -26,6 +26,7 @@ from streams.bus.reader import Reader
 from streams.bus.settings import KafkaSettings
 from streams.bus.writer import Writer
 from workers.engine.simulated import simulated_token
+from workers.loader.folders import Folders
 
 VOCAB = 1000
 CONFIG = {
@@ -122,6 +123,9 @@ class Rig:
         for child in self.children:
             child.kill()
             await self.until(lambda child=child: child.returncode() is not None, 10, "its end")  # type: ignore[misc]
+            left = Folders(child.spec.log.parent / "data")  # what a killed worker leaves, its next life would remove
+            left.clean()
+            left.remove_ram()
         await self.writer.stop(0)
         await self.reader.stop()
 

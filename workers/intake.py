@@ -1,7 +1,8 @@
 """`requests` -> the engine: this replica's partition, read as fast as it comes.
 
-Never pauses, whatever waits behind it: each record becomes an answer (Admitted or Rejected, at once), a sequence in the
-engine, or nothing. What to do is decided by inbox.py; here it is done. Ordering relied on: the partition's. The reading
+Never pauses, whatever waits behind it: each record becomes an answer, a sequence in the engine, or nothing. Rejected
+leaves at once. Admitted leaves with the next step or tick, whichever is first: a record of its own would hold up the
+first token, for a partition has one batch on its way at a time. What to do is decided by inbox.py; here it is done. Ordering relied on: the partition's. The reading
 starts at the claim's start offset; a position that the log has no more ends the worker, for only a new claim can say
 where to go on. A crash loses nothing that was promised: gateways re-drive what a dead incarnation had.
 """
@@ -46,10 +47,13 @@ class Intake:
         """For ever. Raises OffsetLost, or ReplacedError for a record that names a later incarnation."""
         while True:
             records = await self._reader.poll()
+            rejected = False
             for record in records:
                 if record.value is not None:
-                    self._do(self._inbox.read(record.value, time.monotonic()), publisher)
-            if records:
+                    acts = self._inbox.read(record.value, time.monotonic())
+                    rejected = rejected or any(isinstance(act, Reject) for act in acts)
+                    self._do(acts, publisher)
+            if rejected:
                 publisher.flush()
 
     async def tick(self, publisher: Publisher) -> NoReturn:

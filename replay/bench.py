@@ -1,0 +1,198 @@
+"""`lorafleet bench`: measurements that print a table, or JSON. Each says what it ran on; none is a test."""
+
+import asyncio
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from infra.options import StackOptions
+from infra.progress import Progress
+from infra.supervisor import running
+from replay import company as companies
+from replay import hop as hops
+from replay import kills as killing
+from replay.openloop import Latencies
+from replay.stage import Stage
+from replay.streams import PROMPTS, Script
+
+STDERR = Console(stderr=True)
+
+with_json = click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
+with_replicas = click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Workers.")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where and when a figure was made, and by which command."""
+
+    cpu: str
+    cores: int
+    date: str
+    command: str
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Measure lorafleet on this machine. Every measurement starts a stack of its own, in a folder that it removes."""
+
+
+@main.command()
+@with_json
+@click.option("--rates", default="1,40,200", show_default=True, help="Requests per second, comma-separated.")
+@click.option("--seconds", type=float, default=20, show_default=True, help="Per rate.")
+def hop(wants_json: bool, rates: str, seconds: float) -> None:
+    """What gateway, Kafka and worker add, against a bare round trip and against the same path without Kafka."""
+    _show(asyncio.run(_hop([float(rate) for rate in rates.split(",")], seconds)), wants_json, _hop_table)
+
+
+@main.command()
+@with_json
+@with_replicas
+@click.option("--part", type=click.Choice([*killing.PARTS, "each"]), default="each", show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Kills of each part.")
+@click.option("--tokens", type=click.IntRange(16), default=200, show_default=True, help="Output tokens of a stream.")
+@click.option("--streams", type=click.IntRange(1), default=2, show_default=True, help="Streams at once.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def kills(wants_json: bool, replicas: int, part: str, rounds: int, tokens: int, streams: int, seed: int) -> None:
+    """kill -9 under running streams: what clients saw, and how long until the stack was whole. Fails on any leak."""
+    parts = list(killing.PARTS) if part == "each" else [part]
+    results = asyncio.run(_kills(parts, replicas, rounds, tokens, streams, seed))
+    _show(results, wants_json, _kills_table)
+    sys.exit(1 if any(result.different for result in results) else 0)
+
+
+@main.command()
+@with_json
+@with_replicas
+@click.option("--adapters", type=click.IntRange(2), default=8, show_default=True)
+@click.option("--tokens", type=click.IntRange(1), default=48, show_default=True)
+def company(wants_json: bool, replicas: int, adapters: int, tokens: int) -> None:
+    """Does each of several adapters say the same alone and in company? Fails if not."""
+    result = asyncio.run(_company(replicas, adapters, tokens))
+    _show([result], wants_json, _company_table)
+    sys.exit(0 if result.same == adapters and result.most_in_step >= 2 else 1)
+
+
+@asynccontextmanager
+async def _stage(replicas: int, engine: str = "torch") -> AsyncIterator[Stage]:
+    """A stack in a temporary home."""
+    os.environ["WORKER_ENGINE"] = engine
+    with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder:
+        options = StackOptions(Path(folder), replicas)
+        async with running(options, Progress(STDERR)) as stack:
+            yield Stage.of(options.home, stack)
+
+
+async def _hop(rates: list[float], seconds: float) -> list[hops.Hop]:
+    async with _stage(1, "simulated") as stage:
+        direct = await _direct(stage, rates, seconds)
+        return await hops.measure(stage, direct, rates, seconds)
+
+
+async def _direct(stage: Stage, rates: list[float], seconds: float) -> list[Latencies]:
+    """The path without Kafka, in a process of its own."""
+    environment = os.environ | stage.environment | {"WORKER_REPLICA": "0", "WORKER_ENGINE": "simulated"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "replay.direct", env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
+        if line[:1] != ["ready"]:
+            raise click.ClickException("the path without Kafka did not start")
+        return await hops.drive_chats(line[1], line[2], stage.model.name, rates, seconds)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _kills(
+    parts: list[str], replicas: int, rounds: int, tokens: int, streams: int, seed: int
+) -> list[killing.Kills]:
+    def told(number: int, one: killing.Round) -> None:
+        errors = f"  {'; '.join(one.errors)}" if one.errors else ""
+        STDERR.print(
+            f"  {one.part} killed, {number} of {rounds}: {one.same} of {one.streams} streams as undisturbed,"
+            f" {one.redrives} re-drives, longest pause {one.longest_pause_s:.1f} s, whole again after"
+            f" {one.healed_s:.1f} s{errors}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    async with _stage(replicas) as stage:
+        cast = await companies.cast(stage, max(1, streams // 2), tokens)
+        base = [Script(cast[0].key, stage.model.name, prompt, tokens) for prompt in PROMPTS]
+        scripts = [script for pair in zip(cast, base, strict=False) for script in pair][:streams]
+        return [await killing.run(stage, part, rounds, scripts, seed, told) for part in parts]
+
+
+async def _company(replicas: int, adapters: int, tokens: int) -> companies.Company:
+    async with _stage(replicas) as stage:
+        return await companies.measure(stage, adapters, tokens)
+
+
+def _show(results: list[Any], wants_json: bool, table: Any) -> None:
+    machine = Machine(_cpu(), os.cpu_count() or 0, time.strftime("%Y-%m-%d"), "lorafleet " + " ".join(sys.argv[1:]))
+    if wants_json:
+        told = {"machine": machine, "results": results}
+        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+        return
+    console = Console()
+    console.print(table(results))
+    console.print(f"{machine.cpu}, {machine.cores} cores, {machine.date}: {machine.command}", highlight=False)
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _hop_table(results: list[hops.Hop]) -> Table:
+    table = Table("requests/s", "", "requests", "p50 ms", "p95 ms", "p99 ms", "p50 ratio", "p99 ratio")
+    for result in results:
+        for name, row in (
+            ("lorafleet", result.lorafleet),
+            ("bare Kafka round trip", result.pingpong),
+            ("without Kafka", result.direct),
+        ):
+            ratios = (result.p50_ratio, result.p99_ratio) if name == "lorafleet" else ("", "")
+            cells = (f"{row.rate:g}", name, row.count, row.p50_ms, row.p95_ms, row.p99_ms, *ratios)
+            table.add_row(*map(str, cells))
+    return table
+
+
+def _kills_table(results: list[killing.Kills]) -> Table:
+    table = Table(
+        "killed", "times", "streams", "whole and equal", "different", "broken", "re-drives", "pause p50/max s",
+        "healed p50/max s", "what broken clients saw",
+    )  # fmt: skip
+    for r in results:
+        pauses, healed = f"{r.pause_p50_s:g}/{r.pause_max_s:g}", f"{r.healed_p50_s:g}/{r.healed_max_s:g}"
+        counts = (r.rounds, r.streams, r.whole, r.different, r.broken, r.redrives)
+        table.add_row(r.part, *map(str, counts), pauses, healed, "; ".join(r.errors))
+    return table
+
+
+def _company_table(results: list[companies.Company]) -> Table:
+    table = Table(
+        "adapters", "tokens each", "same alone and together", "different texts", "mixed steps", "most in a step"
+    )
+    for r in results:
+        cells = (r.adapters, r.tokens_each, r.same, r.different_texts, r.mixed_steps, r.most_in_step)
+        table.add_row(*map(str, cells))
+    return table
+
+
+if __name__ == "__main__":
+    main()

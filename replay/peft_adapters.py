@@ -1,0 +1,43 @@
+"""Random LoRA adapters in PEFT's format, strong enough that the wrong one would change what is said."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from streams.adapters.shape import ModelShape
+
+MODULES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+def write_random(folder: Path, shape: ModelShape, seed: int, rank: int = 16, strength: float = 0.02) -> Path:
+    """A folder with adapter_config.json and adapter_model.safetensors. B's deviation is `strength`, alpha = rank."""
+    random = np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray[tuple[int, int], np.dtype[np.float32]]] = {}
+    for layer in range(shape.layers):
+        for name, (k, d) in shape.matrices().items():
+            stem = f"base_model.model.model.layers.{layer}.{MODULES[name]}"
+            tensors[f"{stem}.lora_A.weight"] = (random.standard_normal((rank, k)) / k**0.5).astype(np.float32)
+            tensors[f"{stem}.lora_B.weight"] = (random.standard_normal((d, rank)) * strength).astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(module.split(".")[1] for module in MODULES.values()),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder

@@ -56,7 +56,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
             internal_host=env.get("GATEWAY_INTERNAL_HOST", "127.0.0.1"),
             internal_port=_whole(env, "GATEWAY_INTERNAL_PORT", 8001, 65535),
             request_limit_s=_seconds(env, "GATEWAY_REQUEST_LIMIT_S", 120.0),
-            drain_s=_seconds(env, "GATEWAY_DRAIN_S", 20.0),
+            drain_s=_seconds(env, "GATEWAY_DRAIN_S", 15.0),
         )
 
 

@@ -5,11 +5,12 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from openai import AsyncOpenAI
 
 from gateway.base_model import BaseModel
@@ -19,10 +20,12 @@ from infra.local.child import Child, Spec, python
 from schemas.customers import ApiKey, Customer
 from schemas.reasons import Role
 from schemas.topics import CUSTOMERS
+from streams.adapters.shape import ModelShape
 from streams.bus.admin import ensure_topics
 from streams.bus.settings import KafkaSettings
 from streams.bus.writer import Writer
 from tests.stack import wait_until
+from tests.streams.adapters.files import config, write
 from workers.engine.simulated import simulated_token
 
 OPERATOR, PIPELINE, ACME, GLOBEX = "lf-operator", "lf-pipeline", "lf-acme", "lf-globex"
@@ -92,6 +95,39 @@ class Rig:
                 **env,
             },
         )
+
+    def control(self) -> Child:
+        (self.folder / "inbox").mkdir(exist_ok=True)
+        (self.folder / "store").mkdir(exist_ok=True)
+        sources = {"LORAFLEET_SOURCES": f"file://{self.folder}/inbox", "LORAFLEET_HOME": str(self.folder / "home")}
+        return self._start("control", "streams.control", sources)
+
+    def registration(
+        self, adapter_id: str, seed: int, rank: int = 4, modules: Sequence[str] = ("q",)
+    ) -> dict[str, Any]:
+        """Writes a small adapter in PEFT's format into the inbox; the body that registers it."""
+        random, shape = np.random.default_rng(seed), ModelShape.of(self.model_folder)
+        weights = {}
+        for matrix in modules:
+            k, d = shape.matrices()[matrix]
+            for layer in range(shape.layers):
+                name = f"base_model.model.model.layers.{layer}.self_attn.{matrix}_proj"
+                weights[f"{name}.lora_A.weight"] = random.normal(0, 0.1, (rank, k)).astype(np.float32)
+                weights[f"{name}.lora_B.weight"] = random.normal(0, 0.1, (d, rank)).astype(np.float32)
+        told = {"r": rank, "lora_alpha": 8, "target_modules": [f"{matrix}_proj" for matrix in modules]}
+        path, checksum = write(
+            self.folder / "inbox" / f"{adapter_id.replace('/', '-')}-{seed}", weights, config(**told)
+        )
+        return {
+            "adapter_id": adapter_id,
+            "version": int(adapter_id.rpartition("@")[2]),
+            "base_model_hash": self.model.base_hash,
+            "rank": rank,
+            "alpha": 8,
+            "target_modules": told["target_modules"],
+            "weights_uri": f"file://{path}",
+            "checksum": checksum,
+        }
 
     def ready(self, *children: Child) -> None:
         for child in children:

@@ -1,11 +1,15 @@
 """What breaks under a stream, and that its client gets the very text of an undisturbed run."""
 
 import asyncio
+import os
 import random
+import signal
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from infra.local.kafka import Kafka
 from infra.local.ports import Ports
@@ -16,7 +20,7 @@ from schemas.tokens import LoadReport, TokenBatch, Tokens
 from schemas.topics import FINISHED, GATEWAYS, TOKENS
 from streams.bus.reader import Reader
 from streams.bus.writer import Writer
-from tests.gateway.rig import Door, Rig, text_of, until
+from tests.gateway.rig import ACME, Door, Rig, body, text_of, until
 from tests.stack import Stack, started
 
 pytestmark = pytest.mark.real
@@ -175,6 +179,24 @@ async def test_a_newer_claim_ends_it(rig: Rig, stack: Stack) -> None:
         await until(lambda: door.child.returncode() is not None, 20, "its end")
     assert door.child.returncode() == 4
     assert "replaced" in door.child.output()
+
+
+async def test_a_long_silence_before_the_first_token(rig: Rig, stack: Stack) -> None:
+    door = opened(rig, stack, replicas=1, step_ms=5)
+    worker = rig.children[-1]
+    os.kill(worker.pid, signal.SIGSTOP)  # it is dead to the gateway, and the only one: the request waits for another
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {ACME}"}) as session,
+        session.post(f"{door.url}/v1/chat/completions", data=body(rig.model.name, QUESTION, 20)) as answer,
+    ):
+        assert answer.status == 200
+        assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        os.kill(worker.pid, signal.SIGCONT)
+        frames = [frame for frame in (await answer.content.read()).decode().split("\n\n") if frame[:1] == "d"]
+    assert frames.pop() == "data: [DONE]"
+    chunks = [ChatCompletionChunk.model_validate_json(frame.removeprefix("data: ")) for frame in frames]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == rig.answer(QUESTION, 20)
 
 
 async def test_no_replica_is_told_at_once(rig: Rig, stack: Stack) -> None:

@@ -1,0 +1,195 @@
+"""The internal API on real parts: two gateways, a registry, a replica. What it answers holds on both gateways."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import openai
+import pytest
+
+from tests.gateway.rig import ACME, GLOBEX, OPERATOR, PIPELINE, Door, Rig
+from tests.stack import Stack, wait_until
+
+pytestmark = pytest.mark.real
+FIELDS = {"gpu_adapters", "ram_adapters", "queue_depth", "tokens_in_flight", "evictions_per_min"}
+
+
+class Company:
+    """One rig's two gateways, `near` and `far`: commands go to the near one."""
+
+    def __init__(self, rig: Rig, stack: Stack) -> None:
+        self.rig = rig
+        self.near, self.far = (
+            rig.gateway(stack.ports.allot(f"company-{place}"), stack.ports.allot(f"company-internal-{place}"), place)
+            for place in range(2)
+        )
+        rig.ready(self.near.child, self.far.child, rig.control(), rig.worker())
+        self.near.sees(1)
+        self.far.sees(1)
+
+    def register(self, body: dict[str, Any], key: str = OPERATOR) -> tuple[int, Any]:
+        return self.near.told("/internal/adapters", key, "POST", body)
+
+    def made(self, adapter_id: str, seed: int) -> None:
+        status, told = self.register(self.rig.registration(adapter_id, seed))
+        assert status == 201, told
+
+    def alias(self, name: str, adapter_id: str, key: str = OPERATOR) -> tuple[int, Any]:
+        return self.near.told(f"/internal/aliases/{quote(name, safe='')}", key, "PUT", {"adapter_id": adapter_id})
+
+
+@pytest.fixture(scope="module")
+def company(kafka: str, model: Path, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
+    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path_factory.mktemp("company"))
+    rig.prepare()
+    try:
+        yield Company(rig, stack)
+    finally:
+        rig.stop()
+
+
+async def chat(door: Door, model: str, question: str, key: str = ACME) -> tuple[str, str, str]:
+    """Text, adapter and tier of a chat of 8 tokens."""
+    async with door.client(key) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=model, messages=[{"role": "user", "content": question}], max_tokens=8
+        )
+    return raw.parse().choices[0].message.content or "", raw.headers["x-adapter-id"], raw.headers["x-adapter-tier"]
+
+
+async def test_from_registration_to_chat(company: Company) -> None:
+    body = company.rig.registration("acme/support@1", seed=1)
+    status, made = company.register(body, PIPELINE)
+    assert (status, made.get("adapter_id"), made.get("status")) == (201, "acme/support@1", "ready"), made
+    assert company.register(body)[0] == 200
+    status, told = company.alias("acme/support:prod", "acme/support@1", PIPELINE)
+    assert (status, told["adapter_id"], told["previous_adapter_id"]) == (201, "acme/support@1", "")
+    text, adapter, tier = await chat(company.far, "acme/support:prod", "hello")
+    assert (text, adapter) == (company.rig.answer("hello", 8, made["content_id"]), "acme/support@1")
+    assert tier in ("ram", "disk", "remote")
+    assert (await chat(company.far, "acme/support:prod", "hello"))[2] == "gpu"
+    _, state = company.near.told("/internal/replicas/0/state")
+    assert set(state) >= FIELDS
+    async with company.far.client() as client:
+        models = {shown.id: shown async for shown in client.models.list()}
+    assert {"acme/support:prod", "acme/support@1", company.rig.model.name} <= set(models)
+    assert models["acme/support:prod"].model_dump()["root"] == "acme/support@1"
+    async with company.far.client(GLOBEX) as client:
+        assert [shown.id async for shown in client.models.list()] == [company.rig.model.name]
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="acme/support:prod", messages=[{"role": "user", "content": "x"}])
+
+
+async def test_a_flip_holds_everywhere_when_it_is_answered(company: Company) -> None:
+    for version in (1, 2):
+        company.made(f"acme/flip@{version}", 10 + version)
+    previous = ""
+    for turn in range(6):
+        wanted = f"acme/flip@{1 + turn % 2}"
+        status, told = company.alias("acme/flip:prod", wanted)
+        assert status in (200, 201)
+        assert (told["alias"], told["previous_adapter_id"]) == ("acme/flip:prod", previous)
+        previous = wanted
+        for door in (company.far, company.near):
+            assert (await chat(door, "acme/flip:prod", "x"))[1] == wanted
+
+
+def test_refusals(company: Company) -> None:
+    honest = company.rig.registration("acme/strict@1", seed=20)
+    status, told = company.register({**honest, "rank": "4", "extra": 1, "checksum": 5})
+    assert (status, {refusal["field"] for refusal in told["refusals"]}) == (422, {"rank", "extra", "checksum"})
+    status, told = company.register({**honest, "rank": 8, "base_model_hash": "0" * 64})
+    assert status == 422
+    assert {"rank", "base_model_hash"} <= {refusal["field"] for refusal in told["refusals"]}
+    assert set(told["error"]) == {"message", "type", "param", "code"}
+    status, told = company.register({**honest, "adapter_id": "Acme/strict"})
+    assert (status, told["error"]["param"]) == (422, "adapter_id")
+    assert company.register(honest)[0] == 201  # the id stayed free
+    assert company.register(company.rig.registration("acme/strict@1", seed=21))[0] == 409
+    assert company.alias("acme/strict:prod", "acme/never@1")[0] == 404
+    assert company.near.told("/internal/adapters", OPERATOR, "POST", b"{")[0] == 400
+    assert company.near.told("/internal/aliases/nonsense", OPERATOR, "PUT", {"adapter_id": "acme/strict@1"})[0] == 422
+
+
+@pytest.mark.parametrize(
+    ("key", "method", "path", "body", "status"),
+    [
+        ("", "GET", "/internal/adapters", None, 401),
+        ("lf-nobody", "GET", "/internal/replicas", None, 401),
+        (ACME, "GET", "/internal/adapters", None, 403),
+        (ACME, "GET", "/internal/replicas", None, 403),
+        (PIPELINE, "GET", "/internal/replicas", None, 403),
+        (PIPELINE, "PUT", "/internal/customers/acme", {}, 403),
+        (PIPELINE, "PUT", "/internal/aliases/globex/x:prod", {"adapter_id": "globex/x@1"}, 403),
+        (PIPELINE, "DELETE", "/internal/adapters/globex/x@1", None, 403),
+        (PIPELINE, "POST", "/internal/replicas/0/adapters/acme/x@1/load", None, 403),
+        (OPERATOR, "GET", "/internal/replicas/9/state", None, 404),
+        (OPERATOR, "GET", "/internal/replicas/x/state", None, 404),
+        (OPERATOR, "GET", "/internal/customers/nobody", None, 404),
+        (OPERATOR, "PUT", "/internal/customers/Bad%20Name", {}, 400),
+        (OPERATOR, "PUT", "/internal/customers/new", {"colour": "red"}, 400),
+        (OPERATOR, "POST", "/internal/replicas/0/adapters/acme%2Fnever%401/load", None, 404),
+        (OPERATOR, "GET", "/internal/nothing", None, 404),
+    ],
+)
+def test_who_may_what(company: Company, key: str, method: str, path: str, body: Any, status: int) -> None:
+    assert company.near.told(path, key, method, body)[0] == status
+
+
+def test_a_pipeline_sees_its_own(company: Company) -> None:
+    company.made("globex/sales@1", 30)
+    seen = company.near.told("/internal/adapters", PIPELINE)[1]["adapters"]
+    assert {record["customer"] for record in seen} <= {"acme"}
+    everything = company.near.told("/internal/adapters")[1]["adapters"]
+    assert "globex/sales@1" in {record["adapter_id"] for record in everything}
+
+
+async def test_customers_and_keys(company: Company) -> None:
+    status, made = company.near.told("/internal/customers/initech", OPERATOR, "PUT", {"max_in_flight": 5})
+    assert (status, made["max_in_flight"], made["role"]) == (201, 5, "customer")
+    assert (await chat(company.far, company.rig.model.name, "x", made["key"]))[1] == "none"
+    status, again = company.near.told("/internal/customers/initech", OPERATOR, "PUT", {"revoke": [made["key"][:9]]})
+    assert (status, again["max_in_flight"], len(again["keys"])) == (200, 5, 1)
+    await chat(company.far, company.rig.model.name, "x", again["key"])
+    with pytest.raises(openai.AuthenticationError):
+        await chat(company.far, company.rig.model.name, "x", made["key"])
+    _, shown = company.far.told("/internal/customers/initech")
+    assert "sha256" not in str(shown)
+    assert again["key"] not in str(shown)
+
+
+def test_warm_and_unload(company: Company) -> None:
+    adapter = "acme/warm@1"
+    company.made(adapter, 40)
+
+    def in_slots() -> bool:
+        return adapter in company.near.told("/internal/replicas/0/state")[1]["gpu_adapters"]
+
+    path = f"/internal/replicas/0/adapters/{quote(adapter, safe='')}"
+    assert company.near.told(f"{path}/load", OPERATOR, "POST")[0] == 202
+    wait_until(in_slots, 15, "it is in a slot")
+    assert company.near.told(f"/internal/replicas/0/adapters/{adapter}/unload", OPERATOR, "POST")[0] == 202
+    wait_until(lambda: not in_slots(), 15, "it is not in a slot")
+
+
+async def test_a_retired_adapter_is_not_there(company: Company) -> None:
+    company.made("acme/old@1", 50)
+    assert (await chat(company.far, "acme/old@1", "x"))[1] == "acme/old@1"
+    status, told = company.near.told("/internal/adapters/acme%2Fold%401", OPERATOR, "DELETE")
+    assert (status, told["status"]) == (200, "retired")
+    with pytest.raises(openai.NotFoundError) as refused:
+        await chat(company.far, "acme/old@1", "x")
+    assert "retired" not in refused.value.message
+
+
+def test_a_dead_gateway_does_not_hold_up_a_flip(company: Company) -> None:
+    """The last test of this module: it kills the far gateway."""
+    company.made("acme/last@1", 60)
+    company.far.child.kill()
+    began = time.monotonic()
+    status, _ = company.alias("acme/last:prod", "acme/last@1")
+    assert status == 201
+    assert time.monotonic() - began > 1  # it might still have been serving

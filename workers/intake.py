@@ -2,9 +2,10 @@
 
 Never pauses, whatever waits behind it: each record becomes an answer, a sequence in the engine, or nothing. Rejected
 leaves at once. Admitted leaves with the next step or tick, whichever is first: a record of its own would hold up the
-first token, for a partition has one batch on its way at a time. What to do is decided by inbox.py; here it is done. Ordering relied on: the partition's. The reading
-starts at the claim's start offset; a position that the log has no more ends the worker, for only a new claim can say
-where to go on. A crash loses nothing that was promised: gateways re-drive what a dead incarnation had.
+first token, for a partition has one batch on its way at a time. What to do is decided by inbox.py; here it is done.
+Ordering relied on: the partition's. The reading starts at the claim's start offset; a position that the log has no more
+ends the worker, for only a new claim can say where to go on. A crash loses nothing that was promised: gateways re-drive
+what a dead incarnation had.
 """
 
 import asyncio

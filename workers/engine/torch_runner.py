@@ -43,7 +43,7 @@ class TorchRunner:
         self._shape = ModelConfig.of(folder).shape
         self._ops = operations
         self.stack = SlotStack(self._shape, slots, max_rank)
-        self._llama = LlamaModel(folder, operations, self.stack, kv_tokens)
+        self.llama = LlamaModel(folder, operations, self.stack, kv_tokens)
         self._stamps = Stamps()
         self.model = Model(base_hash, operations.numeric_class, self._shape.context, self._shape.vocab)
         self._prove(kv_tokens)
@@ -67,7 +67,7 @@ class TorchRunner:
         outcomes: list[Outcome] = [Failure(why) if (why := self._stamps.mismatch(row)) else None for row in rows]
         sound = [(at, row) for at, row in enumerate(rows) if outcomes[at] is None]
         if sound:
-            logits = self._llama.forward(batch_of([row for _, row in sound]))
+            logits = self.llama.forward(batch_of([row for _, row in sound]))
             sampled = [(at, row) for at, row in sound if row.samples]
             ids = self._sample(logits, [row for _, row in sampled])
             for (at, _), token in zip(sampled, ids, strict=True):
@@ -90,23 +90,24 @@ class TorchRunner:
         ids = [(7 * i + 3) % self._shape.vocab for i in range(length)]
         blocks = list(range(-(-length // BLOCK_TOKENS)))
         others = [b + len(blocks) for b in blocks]
-        whole = self._llama.forward(tokens_batch([(ids, 0, blocks)]))[0]
+        whole = self.llama.forward(tokens_batch([(ids, 0, blocks)]))[0]
         for cut in (1, length // 2, length - 1):
-            self._llama.forward(tokens_batch([(ids[:cut], 0, blocks)]))
-            among = self._llama.forward(tokens_batch([(ids[::-1], 0, others), (ids[cut:], cut, blocks)]))[1]
+            self.llama.forward(tokens_batch([(ids[:cut], 0, blocks)]))
+            among = self.llama.forward(tokens_batch([(ids[::-1], 0, others), (ids[cut:], cut, blocks)]))[1]
             if not torch.equal(whole, among):
                 raise NotReproducible(f"{self.model.numeric_class}: a row's bits depend on its company here")
 
 
 def operations(threads: int) -> Operations:
     """The native operations, or torch's where the kernels cannot be compiled."""
-    torch.set_num_threads(threads)
     isa = best_isa()
     try:
         native = NativeOperations(threads, isa)
     except NoCompiler as error:
+        torch.set_num_threads(threads)
         _LOG.warning("no native kernels (%s): torch computes instead, slower and in another numeric class", error)
         return ReferenceOperations()
+    torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
     _LOG.info("native kernels for %s, %d threads", isa, threads)
     return native
 

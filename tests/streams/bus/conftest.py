@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,14 @@ class Broker:
     def freeze(self) -> None:
         assert self._child is not None
         os.killpg(self._child.pid, signal.SIGSTOP)
+        wait_until(self._stopped, 10, "the broker's freezing")
+
+    def _stopped(self) -> bool:
+        assert self._child is not None
+        return all(
+            (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+            for task in Path(f"/proc/{self._child.pid}/task").iterdir()
+        )
 
     def thaw(self) -> None:
         assert self._child is not None

@@ -103,3 +103,15 @@ async def test_stop_fails_what_is_queued() -> None:
     for fate in (queued, sending):
         with pytest.raises(NotWritten, match="stopped"):
             await fate
+
+
+async def test_stop_ends_at_whatever_moment_it_comes() -> None:
+    nowhere = KafkaSettings(f"127.0.0.1:{pick(set())}")
+    for moment in range(60):
+        writer = Writer(nowhere, "test")
+        await writer.start()
+        queued = writer.send_nowait(TOKENS, batch(0), partition=0)
+        await asyncio.sleep(moment / 1000)
+        async with asyncio.timeout(6):
+            await writer.stop(flush_s=0)
+        assert queued.exception() is not None

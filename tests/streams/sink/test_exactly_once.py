@@ -31,12 +31,13 @@ async def test_every_field_arrives(producer: Producer, processes: Processes, cli
 
 
 async def test_killed_at_every_point(producer: Producer, processes: Processes, clickhouse: str) -> None:
-    for table in ("sink_progress", "attempts", "requests"):
-        for when in ("before", "during", "after"):
-            await producer.produce(30)
-            dying = processes.start("tests.streams.sink.dying_sink", table, when)
-            await asyncio.to_thread(wait_until, lambda: dying.returncode() is not None, 60, f"{table} {when}")  # noqa: B023
-            assert dying.returncode() == -signal.SIGKILL, dying.last_words(20)
+    points = [("sink_progress", "before")]  # then after each step, which is before the next one, and during each
+    points += [(table, when) for table in ("sink_progress", "attempts", "requests") for when in ("during", "after")]
+    for table, when in points:
+        await producer.produce(30)
+        dying = processes.start("tests.streams.sink.dying_sink", table, when)
+        await asyncio.to_thread(wait_until, lambda: dying.returncode() is not None, 60, f"{table} {when}")  # noqa: B023
+        assert dying.returncode() == -signal.SIGKILL, dying.last_words(20)
     processes.start()
     await asyncio.to_thread(wait_for_arrival, clickhouse, producer.produced)
     assert arrived(clickhouse) == Arrived.exactly(producer.produced)

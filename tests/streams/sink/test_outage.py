@@ -77,14 +77,14 @@ async def test_clickhouse_and_kafka_are_killed(
                 await asyncio.sleep(0.1)
 
         streaming = asyncio.create_task(stream())
-        await asyncio.sleep(2)
+        await asyncio.sleep(1)
         for part in (mortal, broker, mortal):
             if part is mortal:
                 mortal.start()
                 await asyncio.to_thread(wait_until, sink.said_ready, 60, "ready")
-                await asyncio.sleep(4)
+                await asyncio.sleep(2.5)
             part.kill()
-            await asyncio.sleep(2)
+            await asyncio.sleep(1.5)
             if part is broker:
                 broker.start()
         mortal.start()

@@ -186,18 +186,18 @@ class Flights:
     def _rejected(self, flight: Flight, event: Rejected, now: float) -> Iterator[Action]:
         reason, detail = event.reason, event.detail
         flight.refusals += 1
-        anew = not flight.output.ids and not flight.resolved_anew and flight.refusals <= MAX_REFUSALS
-        if reason is RejectReason.RETIRED and anew:
+        patient = flight.refusals <= MAX_REFUSALS
+        if reason is RejectReason.RETIRED and not flight.output.ids and not flight.resolved_anew:
             ask = self._resolver(flight.ask)
-            if ask is None:
+            if ask is not None and (ask.adapter != flight.ask.adapter or patient):
+                self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
+                flight.phase = Phase.PARKED
+                if ask.adapter != flight.ask.adapter:  # else the table here is behind: the next tick asks again
+                    flight.ask, flight.resolved_anew = ask, True
+                    yield from self._start(flight, now)
+            else:
                 yield from self._end(flight, Outcome.FAILED, "retired", f"{flight.ask.model} is retired")
-                return
-            self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
-            flight.phase = Phase.PARKED
-            if ask.adapter != flight.ask.adapter:  # else the table here is behind: the next tick asks again
-                flight.ask, flight.resolved_anew = ask, True
-                yield from self._start(flight, now)
-        elif reason in PASSING and flight.refusals <= MAX_REFUSALS:
+        elif reason in PASSING and patient:
             self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
             flight.avoid.add(flight.replica)
             flight.phase = Phase.PARKED

@@ -462,6 +462,16 @@ def test_retired_while_the_table_here_is_behind(desk: Desk) -> None:
     assert again.adapter == "acme/x@2"
 
 
+def test_retired_after_many_other_refusals_is_resolved_all_the_same(desk: Desk) -> None:
+    desk.live = [1]
+    submit = desk.open()
+    for now in range(MAX_REFUSALS):
+        desk.hear(submit, rejected(submit, RejectReason.OVERLOADED))
+        submit = only(desk.flights.tick(1.0 + now, 0.0), SendSubmit).submit
+    desk.resolved = replace(ask(), adapter="acme/x@2", content_id="c2")
+    assert only(desk.hear(submit, rejected(submit, RejectReason.RETIRED)), SendSubmit).submit.adapter == "acme/x@2"
+
+
 def test_retired_for_good(desk: Desk) -> None:
     submit = desk.open()
     desk.resolved = None

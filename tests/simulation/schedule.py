@@ -27,6 +27,11 @@ class Chances:
     worker_limit: int = 64
     capacity_tokens: int = 100_000
 
+    @property
+    def tight(self) -> bool:
+        """Whether a healthy fleet may be full."""
+        return self.worker_limit < 10 or self.capacity_tokens < 1000
+
 
 @dataclass
 class Schedule:

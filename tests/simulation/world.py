@@ -280,7 +280,7 @@ class World:
             raise Broken(f"{client.request_id} ends {client.deadline_at - self.now:.3f} s before its deadline")
         if self.now > max(client.deadline_at, self.schedule.quiet_at) + PROMPT_END_S:
             raise Broken(f"{client.request_id} ends {self.now - client.deadline_at:.1f} s after its deadline")
-        full = outcome in (Outcome.OVERLOADED, Outcome.DEADLINE) and self.chances.worker_limit < 10
+        full = outcome in (Outcome.OVERLOADED, Outcome.DEADLINE) and self.chances.tight
         if client.probe and outcome is not Outcome.OK and not full:
             raise Broken(f"all is healed, and {client.request_id} ends as {outcome}: {finish}")
 

@@ -202,14 +202,25 @@ async def _up(options: StackOptions) -> int:
 
 def _run(work: Coroutine[None, None, int]) -> NoReturn:
     try:
-        code = asyncio.run(work)
+        code = asyncio.run(_cancelled_by_signals(work))
+    except asyncio.CancelledError:
+        code = 128 + signal.SIGTERM
     except HomeInUse as error:
         _fail(str(error), NO_STACK)
     except (ChildError, BusError, ClickHouseError, OSError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        code = 130
+        code = 128 + signal.SIGINT
     sys.exit(code)
+
+
+async def _cancelled_by_signals(work: Coroutine[None, None, int]) -> int:
+    """So that a stack is stopped in order, as by Ctrl-C, and not cut off."""
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+    return await work
 
 
 def _fail(text: str, code: int = FAILED) -> NoReturn:

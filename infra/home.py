@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 MARK = "LORAFLEET_MARK"
 LOCK = "supervisor.lock"

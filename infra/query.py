@@ -5,6 +5,7 @@ import re
 
 import clickhouse_connect
 import msgspec
+from rich import box
 from rich.table import Table
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -62,10 +63,10 @@ def ttft(url: str, since_s: int) -> list[Ttft]:
 
 
 def ttft_table(rows: list[Ttft], since: str) -> Table:
-    table = Table(title=f"Time to first token, last {since}", title_justify="left")
+    table = Table(title=f"Time to first token, last {since}", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("customer", "tier"):
         table.add_column(heading)
-    for heading in ("requests", "failed", "p50 ms", "p95 ms", "max ms", "prompt tokens", "output tokens"):
+    for heading in ("requests", "failed", "p50 ms", "p95 ms", "max ms", "tokens\nin", "tokens\nout"):
         table.add_column(heading, justify="right")
     for row in rows:
         times = (f"{ms:,.0f}" if ms is not None else "-" for ms in (row.p50_ms, row.p95_ms, row.max_ms))

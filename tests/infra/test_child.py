@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from infra.local.child import Child, ChildError, Spec

@@ -35,7 +35,7 @@ class Process:
         self.ended = self.last_words = False
         self.paused_until = 0.0
         self.sluggish = rng.random()  # in finding a broker that came back
-        self.period_s = 0.15 + 0.15 * rng.random()
+        self.period_s = 0.2 + 0.12 * rng.random()
         self.loaded_at = world.now + 0.3 * rng.random()
         broker = world.broker
         lag, late = world.chances.lag_s, world.chances.late_adapters_s
@@ -116,7 +116,7 @@ class Process:
         if not tables_first and not self.ended:
             self._look(world.now)
         if not self.ended:
-            world.at(world.now + self.period_s * (0.6 + 0.8 * world.rng.random()), self.turn)
+            world.at(world.now + self.period_s * (0.7 + 0.6 * world.rng.random()), self.turn)
 
     def lane(self, partition: Partition) -> Lane:
         lane = self._lanes.get(partition)

@@ -63,11 +63,13 @@ def ttft(url: str, since_s: int) -> list[Ttft]:
 
 
 def ttft_table(rows: list[Ttft], since: str) -> Table:
-    table = Table(title=f"Time to first token, last {since}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"Time to first token, last {since}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for heading in ("customer", "tier"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("requests", "failed", "p50 ms", "p95 ms", "max ms", "tokens\nin", "tokens\nout"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         times = (f"{ms:,.0f}" if ms is not None else "-" for ms in (row.p50_ms, row.p95_ms, row.max_ms))
         tokens = (f"{row.prompt_tokens:,}", f"{row.output_tokens:,}")

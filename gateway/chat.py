@@ -21,7 +21,7 @@ from gateway.errors import ApiError
 from gateway.flight import Ask, End
 from gateway.limits import InFlight
 from gateway.line import Line, News
-from gateway.middleware import REQUEST_ID
+from gateway.middleware import REQUEST_ID, STREAMING
 from gateway.openai_api import AnswerMessage, ChatAnswer, ChatRequest, Choice, Usage, parse_chat
 from gateway.readiness import Readiness
 from gateway.shown_text import ShownText
@@ -167,6 +167,7 @@ class Answer:
             if response is None:
                 self._bound_socket()
                 response = web.StreamResponse(headers=sse.HEADERS | self._headers())
+                self._request[STREAMING] = True
                 await response.prepare(self._request)
             if out and not await self._write(response, out):
                 return response

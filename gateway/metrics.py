@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from schemas.stats import RequestFinished
@@ -17,6 +17,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         prefix = "lorafleet_gateway_"
         self._finished = Counter(
             f"{prefix}requests", "Accepted requests that ended.", ["outcome"], registry=self.registry

@@ -12,6 +12,7 @@ from gateway.metrics import Metrics
 log = logging.getLogger(__name__)
 
 REQUEST_ID = web.RequestKey("request_id", str)
+STREAMING = web.RequestKey("streaming", bool)  # its headers have left: no other answer can follow
 HTTP_REASONS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
 
@@ -34,6 +35,9 @@ def answering(metrics: Metrics) -> Middleware:
             raise  # the client went away while its body was read
         except Exception:
             log.exception("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path)
+            if request.get(STREAMING) and request.transport is not None:
+                request.transport.abort()
+                raise
             response = _error(ApiError("internal", f"request {request[REQUEST_ID]} failed here: it is in our log"))
             metrics.refused("internal")
         if not response.prepared:

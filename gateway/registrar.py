@@ -20,6 +20,7 @@ from streams.bus.writer import Writer
 log = logging.getLogger(__name__)
 
 SEND_LIMIT_S = 5.0
+CONFIRM_S = 15.0  # longer than a dead gateway is waited for
 RESULT_LIMIT_S = 60.0  # a registration reads the whole file, and writes one
 TABLES = {topic.name: topic for topic in (ADAPTERS, ALIASES)}
 REASONS = {404: "not_found", 409: "conflict", 422: "refused"}
@@ -82,5 +83,5 @@ class Registrar:
 
 async def confirmed(tables: Tables, topic: Topic, partition: int, offset: int) -> None:
     """Waits until every live gateway has applied the record. Raises ApiError (504)."""
-    if behind := await tables.everywhere(topic, partition, offset):
+    if behind := await tables.everywhere(topic, partition, offset, CONFIRM_S):
         raise ApiError("unconfirmed", f"it is decided, but gateways {behind} have not said yet that they know of it")

@@ -26,7 +26,6 @@ from streams.presence.holders import Lost
 from streams.presence.listening import ListeningClock
 
 FETCH_WAIT_MS = 50
-CONFIRM_S = 15.0  # longer than a dead gateway is waited for
 # What gateways promise to have applied: a change of these is answered when all have.
 PROMISED = (ADAPTERS, ALIASES, CUSTOMERS)
 
@@ -106,7 +105,7 @@ class Tables:
         if lost := self.fleet.holders.tick(heard):
             self._lost(lost)
 
-    async def everywhere(self, topic: Topic, partition: int, offset: int, limit_s: float = CONFIRM_S) -> list[int]:
+    async def everywhere(self, topic: Topic, partition: int, offset: int, limit_s: float) -> list[int]:
         """Waits until every live gateway has applied the record. The gateways that had not within `limit_s`."""
         end = time.monotonic() + limit_s
         while (behind := self.peers.behind(topic.name, partition, offset)) and (left_s := end - time.monotonic()) > 0:

@@ -9,6 +9,8 @@ from pathlib import Path
 import aiohttp
 import openai
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from openai.types.chat import ChatCompletionChunk
 
 from infra.local.kafka import Kafka
@@ -97,6 +99,28 @@ async def test_tokens_that_never_came(rig: Rig, stack: Stack) -> None:
         await writer.send(TOKENS, far, partition=0)
     assert stream.result() == rig.answer(QUESTION, 300)
     assert door.metric("lorafleet_gateway_redrives_total") == 1
+
+
+async def test_tokens_that_the_log_has_dropped(rig: Rig, stack: Stack) -> None:
+    door = opened(rig, stack, replicas=1, step_ms=10)
+    admin = AIOKafkaAdminClient(bootstrap_servers=rig.settings.bootstrap_servers)
+    await admin.start()
+    try:
+        async with asyncio.TaskGroup() as group:
+            stream = group.create_task(text_of(door, rig.model.name, QUESTION, 300))
+            await until(lambda: len(busy(door)) == 1, 15, "it runs")
+            os.kill(door.child.pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(1)  # what comes now lies unread
+                partition = TopicPartition(rig.settings.topic_name(TOKENS), 0)
+                await admin.delete_records({partition: RecordsToDelete(before_offset=-1)})
+            finally:
+                os.kill(door.child.pid, signal.SIGCONT)
+    finally:
+        await admin.close()
+    assert stream.result() == rig.answer(QUESTION, 300)
+    assert door.metric("lorafleet_gateway_redrives_total") == 1
+    assert "outside the log" in door.child.output()
 
 
 async def test_a_killed_broker(model: Path, tmp_path: Path, stack: Stack) -> None:

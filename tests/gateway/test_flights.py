@@ -286,6 +286,14 @@ def test_parked_until_a_replica_comes(desk: Desk) -> None:
     assert desk.hear(replace_submit(submit, attempt=0, replica=1, incarnation=101), tokens(submit, 0, 1)) == []
 
 
+def test_words_of_the_lost_attempt_while_parked(desk: Desk) -> None:
+    submit = desk.open()
+    desk.hear(submit, tokens(submit, 0, 1))
+    desk.live = []
+    desk.flights.lost([Lost(1, 101, "replaced")], 1.0)
+    assert desk.hear(submit, tokens(submit, 1, 3), finished(submit, 2)) == []
+
+
 def test_parked_until_there_is_room_but_not_beyond_the_deadline(desk: Desk) -> None:
     desk.open(ask(deadline_at=5.0))
     desk.full = True

@@ -1,4 +1,4 @@
-"""The public port: chat, models, health, metrics."""
+"""The public port: chat, models, health."""
 
 import orjson
 from aiohttp import web
@@ -11,8 +11,6 @@ from gateway.middleware import answering, json_answer
 from gateway.models import Models
 from gateway.readiness import Readiness
 from gateway.tables import Tables
-
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def public_app(
@@ -33,14 +31,10 @@ def public_app(
         }
         return json_answer(orjson.dumps(told), 200 if problem is None else 503)
 
-    async def prometheus(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": METRICS_TYPE})
-
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics)])
     app.router.add_post("/v1/chat/completions", chat.post)
     app.router.add_get("/v1/models", models.list)
     app.router.add_get("/v1/models/{model:.+}", models.get)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", prometheus)
     return app

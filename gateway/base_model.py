@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.template import ChatTemplate, token_text
 from gateway.vocabulary import Vocabulary
+from streams.adapters.base_model import base_hash
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,11 @@ class BaseModel:
     @classmethod
     def load(cls, folder: Path, name: str = "") -> "BaseModel":
         """Reads `folder`; its own name is the model's unless one is given. Raises ValueError naming what is missing."""
-        if not (folder / "base_hash.json").is_file():
-            raise ValueError(f"{folder}/base_hash.json is missing: prepare the model first (lorafleet up does)")
         config = _json(folder / "config.json")
         vocabulary = Vocabulary(folder)
         return cls(
             name=name or folder.resolve().name,
-            base_hash=str(_json(folder / "base_hash.json")["base_hash"]),
+            base_hash=base_hash(folder),
             context=int(config["max_position_embeddings"]),
             stop_ids=_stop_ids(folder, config, vocabulary),
             vocabulary=vocabulary,

@@ -1,4 +1,7 @@
-"""The internal port: /internal/*, for operators and the fine-tuning pipeline. Ids may be raw or percent-encoded."""
+"""The internal port: /internal/* for operators and the fine-tuning pipeline, /metrics for Prometheus.
+
+Ids may be raw or percent-encoded.
+"""
 
 from aiohttp import web
 
@@ -9,11 +12,15 @@ from gateway.metrics import Metrics
 from gateway.middleware import answering
 
 MAX_BODY_BYTES = 64 << 10
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def internal_app(
     adapters: InternalAdapters, replicas: InternalReplicas, customers: InternalCustomers, metrics: Metrics
 ) -> web.Application:
+    async def prometheus(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.text(), headers={"Content-Type": METRICS_TYPE})
+
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics)])
     app.router.add_post("/internal/adapters", adapters.register)
     app.router.add_get("/internal/adapters", adapters.adapters)
@@ -27,4 +34,5 @@ def internal_app(
     app.router.add_post("/internal/replicas/{replica_id}/adapters/{adapter_id:.+}/unload", replicas.unload)
     app.router.add_get("/internal/customers/{customer}", customers.get)
     app.router.add_put("/internal/customers/{customer}", customers.put)
+    app.router.add_get("/metrics", prometheus)
     return app

@@ -51,7 +51,7 @@ class Keeper:
         for spec in self.part.before:
             await self._run(spec)
         for attempt in range(1, FIRST_STARTS + 1):
-            child = await self._launch(again=False)
+            child = await self._launch()
             if await self._serves(child):
                 break
             if attempt == FIRST_STARTS:
@@ -75,7 +75,7 @@ class Keeper:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
                 try:
-                    child = await self._launch(again=True)
+                    child = await self._launch(died=code)
                 except (ChildError, OSError) as error:  # a full disk, a lock not yet free
                     self._progress.note(f"{self.part.name}: {error}")
                     continue
@@ -105,10 +105,11 @@ class Keeper:
         if self._child is not None:
             self._child.kill()
 
-    async def _launch(self, again: bool) -> Child:
+    async def _launch(self, died: int | None = None) -> Child:
+        """`died`: how the last life ended."""
         spec = await asyncio.to_thread(self.part.prepare)
-        if again:
-            spec = replace(spec, env={**spec.env, **self.part.again})
+        if died is not None:
+            spec = replace(spec, env={**spec.env, **self.part.again(died)})
         self._child = child = Child(spec)
         self._since_unix_ms = time.time_ns() // 1_000_000
         self._enter(Phase.STARTING)

@@ -1,7 +1,7 @@
 """One program of a stack: how to run it, how to tell that it serves, where it is."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from infra.local.child import Child, Spec
 
@@ -10,7 +10,7 @@ from infra.local.child import Child, Spec
 class Part:
     """`before` run to their end first, once. `prepare` may block and raises ChildError; it runs at every start.
 
-    `again` is laid over the environment of every start but the first, when the supervisor has seen the last one die.
+    `again`, given the last life's exit code, is laid over the environment of every start but the first.
     """
 
     name: str
@@ -18,5 +18,5 @@ class Part:
     ready: Callable[[Child], bool]
     address: str = ""
     before: tuple[Spec, ...] = ()
-    again: Mapping[str, str] = field(default_factory=dict)
+    again: Callable[[int], Mapping[str, str]] = lambda _: {}
     ready_limit_s: float = 60.0

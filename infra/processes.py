@@ -2,13 +2,14 @@
 
 import http.client
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from infra.local.child import Child, Spec, python
 from infra.part import Part
 
 WORKER_READY_S = 300.0  # a large base takes its time to load
+YIELDED = (4, 5)  # exit codes of workers and gateways: replaced by a newer claim, place taken
 WORKER_STOP_S, GATEWAY_STOP_S = 20.0, 30.0  # longer than they drain
 
 
@@ -29,8 +30,7 @@ def worker(place: int, replicas: int, env: Mapping[str, str], home: Path, take_o
         "WORKER_TAKE_OVER": "1" if take_over else "0",
     }
     spec = Spec(name, python("workers"), log=home / "logs" / f"{name}.log", env={**env, **own}, stop_s=WORKER_STOP_S)
-    again = {"WORKER_TAKE_OVER": "1"}
-    return Part(name, lambda: spec, Child.said_ready, again=again, ready_limit_s=WORKER_READY_S)
+    return Part(name, lambda: spec, Child.said_ready, again=_take_over("WORKER"), ready_limit_s=WORKER_READY_S)
 
 
 def gateway(place: int, port: int, internal_port: int, env: Mapping[str, str], home: Path, take_over: bool) -> Part:
@@ -49,9 +49,14 @@ def gateway(place: int, port: int, internal_port: int, env: Mapping[str, str], h
         lambda: spec,
         lambda child: _answers_ready(port),
         address=f"http://127.0.0.1:{port}",
-        again={"GATEWAY_TAKE_OVER": "1"},
+        again=_take_over("GATEWAY"),
         ready_limit_s=WORKER_READY_S,
     )
+
+
+def _take_over(who: str) -> Callable[[int], Mapping[str, str]]:
+    """Its death was seen here, so its place need not wait for a silence; unless it ended because another one has it."""
+    return lambda died: {f"{who}_TAKE_OVER": "0" if died in YIELDED else "1"}
 
 
 def _answers_ready(port: int) -> bool:

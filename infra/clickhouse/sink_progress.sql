@@ -9,5 +9,5 @@ CREATE TABLE IF NOT EXISTS sink_progress
     batch_day    Date,
     written_at   DateTime64(3, 'UTC') DEFAULT now64(3)
 )
-ENGINE = ReplacingMergeTree(next_offset)
+ENGINE = ReplacingMergeTree(written_at)
 ORDER BY (topic, partition);

@@ -183,7 +183,7 @@ class Door:
 
     def metric(self, name: str) -> float:
         """The sum over its labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.internal}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 

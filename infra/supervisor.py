@@ -8,8 +8,9 @@ what may have been left.
 
 import asyncio
 import contextlib
+import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,12 +182,27 @@ async def running(options: StackOptions, progress: Progress) -> AsyncIterator[St
             progress.note(f"left over from a run that was killed, now stopped: processes {names}")
             await asyncio.to_thread(stop_processes, found)
         stack = Stack(options, progress)
-        try:
-            await stack.start()
-            yield stack
-        finally:
-            progress.close()
-            await stack.stop()
+        with _logged(home.folder / "logs" / "supervisor.log"):
+            try:
+                await stack.start()
+                yield stack
+            finally:
+                progress.close()
+                await stack.stop()
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What libraries warn of goes where the parts' logs are, not between the lines that people read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ MODULES = {
 }
 
 
-def write_random(folder: Path, shape: ModelShape, seed: int, rank: int = 16, strength: float = 0.02) -> Path:
+def write_random(folder: Path, shape: ModelShape, seed: int, rank: int = 16, strength: float = 0.05) -> Path:
     """A folder with adapter_config.json and adapter_model.safetensors. B's deviation is `strength`, alpha = rank."""
     random = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray[tuple[int, int], np.dtype[np.float32]]] = {}

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         serve(stream, build, options.max_rank)
     except Exception:
-        logging.exception("the engine stops: a step failed as a whole")
+        logging.exception("the engine stops")
         return 1
     return 0
 

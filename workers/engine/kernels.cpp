@@ -246,13 +246,16 @@ extern "C" {
 // Threads of every later call. Call it before anything else, never while another call runs.
 void engine_threads(int threads) { pool = std::make_unique<Pool>(threads); }
 
-// w [d, k] -> packed [ceil(d / 32)][k][32], features beyond d zero.
-void engine_pack(const float* w, int d, int k, float* packed) {
-  pool->run((d + PANEL - 1) / PANEL, [=](int panel) {
-    float* out = packed + int64_t(panel) * k * PANEL;
-    const int width = std::min(PANEL, d - panel * PANEL);
-    for (int i = 0; i < k; i++)
-      for (int j = 0; j < PANEL; j++) out[int64_t(i) * PANEL + j] = j < width ? w[int64_t(panel * PANEL + j) * k + i] : 0;
+// Puts w [d, k] at features first.. of packed [ceil(all features / 32)][k][32], which began as zeros.
+void engine_pack(const float* w, int d, int k, float* packed, int first) {
+  const int from = first / PANEL, until = (first + d + PANEL - 1) / PANEL;
+  pool->run(until - from, [=](int task) {
+    const int panel = from + task;
+    const int low = std::max(first, panel * PANEL), high = std::min(first + d, (panel + 1) * PANEL);
+    float* out = packed + int64_t(panel) * k * PANEL + low % PANEL;
+    const float* in = w + int64_t(low - first) * k;
+    for (int i = 0; i < k; i++, in++, out += PANEL)
+      for (int j = 0; j < high - low; j++) out[j] = in[int64_t(j) * k];
   });
 }
 

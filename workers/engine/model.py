@@ -5,6 +5,7 @@ and its slot alone (operations.py). Keys and values of the rows are stored befor
 one prompt chunk see each other.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +46,10 @@ class LlamaModel:
         shape = self.config.shape
         self._ops = operations
         self._stack = stack
-        self._heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
         self._rope = _rope(self.config)
+        # The rotation's tables come out of torch, whose last bit may differ from machine to machine.
+        self.numeric_class = f"{operations.numeric_class}/rope-{_digest(self._rope)}"
+        self._heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
         weights = BaseWeights(folder)
         embedding = weights.take("model.embed_tokens.weight", shape.vocab, shape.hidden)
         self._embedding = operations.weight(embedding)
@@ -95,7 +98,7 @@ class LlamaModel:
                 weights.take(f"{prefix}{block}.{name}_proj.weight", d, k)
                 for name, (k, d) in zip(names, sizes, strict=True)
             ]
-            return _Projection(self._ops.weight(torch.cat(parts)), self._stack.adapted(layer, names))
+            return _Projection(self._ops.weight(*parts), self._stack.adapted(layer, names))
 
         return _Layer(
             attention_norm=norm("input_layernorm"),
@@ -114,3 +117,8 @@ def _rope(config: ModelConfig) -> Rope:
     frequencies = 1.0 / config.rope_theta**exponents
     angles = torch.outer(torch.arange(shape.context).float(), frequencies)
     return Rope(angles.cos(), angles.sin())
+
+
+def _digest(rope: Rope) -> str:
+    tables = rope.cosine.numpy().tobytes() + rope.sine.numpy().tobytes()
+    return hashlib.sha256(tables).hexdigest()[:8]

@@ -1,6 +1,7 @@
 """The operations in C++ (kernels.cpp) through ctypes: fused multiply-adds in a fixed order, threads that change no bit.
 
-The same bits on every machine with fused multiply-add, whatever its vector width, hence one numeric class.
+The same bits whatever the machine's vectors (a test compares them), hence one numeric class for every isa, and for
+every number of rows in a step.
 """
 
 import ctypes
@@ -39,7 +40,7 @@ class _Attention(ctypes.Structure):
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
     "engine_threads": (_INT,),
-    "engine_pack": (_POINTER, _INT, _INT, _POINTER),
+    "engine_pack": (_POINTER, _INT, _INT, _POINTER, _INT),
     "engine_embed": (_POINTER, _INT, _POINTER, _INT, _POINTER),
     "engine_linear": (_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "engine_norm": (_POINTER, _POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
@@ -62,13 +63,15 @@ class NativeOperations:
         self._kernels = kernels
         self._adapted: dict[tuple[Adapted, ...], ctypes.Array[_Adapted]] = {}
         kernels.engine_threads(threads)
-        fused = "plain" if isa == "portable" else "fma"
-        self.numeric_class = f"float32/native-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]}/{fused}16/any-width"
+        self.numeric_class = f"float32/native-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]}/fma16/any-width"
 
-    def weight(self, matrix: Tensor) -> Weight:
-        d, k = matrix.shape
-        source, packed = matrix.float().contiguous(), pages.zeros(-(-d // _PANEL) * k * _PANEL)
-        self._kernels.engine_pack(source.data_ptr(), d, k, packed.data_ptr())
+    def weight(self, *parts: Tensor) -> Weight:
+        d, k = sum(len(part) for part in parts), parts[0].shape[1]
+        packed, first = pages.zeros(-(-d // _PANEL) * k * _PANEL), 0
+        for part in parts:
+            source = part.float().contiguous()
+            self._kernels.engine_pack(source.data_ptr(), len(part), k, packed.data_ptr(), first)
+            first += len(part)
         return Weight(packed, d, k)
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:

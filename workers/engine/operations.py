@@ -76,8 +76,8 @@ class Heads:
 class Operations(Protocol):
     numeric_class: str
 
-    def weight(self, matrix: Tensor) -> Weight:
-        """Takes over W [d, k]."""
+    def weight(self, *parts: Tensor) -> Weight:
+        """Takes over W [d, k], given as one or more blocks of its rows."""
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         """Rows ids [n] of W, as [n, k]."""

@@ -1,4 +1,7 @@
-"""Large zeroed tensors whose memory is taken when it is first used, in huge pages where the system offers them."""
+"""Large zeroed tensors whose memory is taken page by page when it is first used.
+
+Small pages on purpose: asked for huge ones, the system spent seconds to find them at start, and no step was faster.
+"""
 
 import math
 import mmap
@@ -14,6 +17,4 @@ def zeros(*size: int) -> Tensor:
     if floats == 0:
         return torch.zeros(*size)
     memory = mmap.mmap(-1, floats * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.from_numpy(np.frombuffer(memory, np.float32)).view(*size)

@@ -20,9 +20,10 @@ TILE = 32
 class ReferenceOperations:
     numeric_class = f"float32/torch-{torch.__version__}/tile-{TILE}"
 
-    def weight(self, matrix: Tensor) -> Weight:
-        # clone: products of unaligned memory (a mapped file) may take other paths than those of aligned memory
-        return Weight(matrix.float().contiguous().clone(), *matrix.shape)
+    def weight(self, *parts: Tensor) -> Weight:
+        # cat copies: products of unaligned memory (a mapped file) may take other paths than those of aligned memory
+        whole = torch.cat([part.float() for part in parts])
+        return Weight(whole, *whole.shape)
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         return weight.data[ids.long()]

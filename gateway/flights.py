@@ -56,7 +56,7 @@ class Flights:
         self._gateway, self._incarnation, self._base_hash = gateway, incarnation, base_hash
         self._loads, self._router, self._resolver = loads, router, resolver
         self._flights: dict[str, Flight] = {}
-        self._ghosts: dict[str, None] = {}  # unknown requests already cancelled, oldest first
+        self._ghosts: dict[tuple[str, int], None] = {}  # attempts of ended requests already cancelled, oldest first
         self.redrives = 0
 
     def __len__(self) -> int:
@@ -283,12 +283,13 @@ class Flights:
 
     def _haunted(self, batch: TokenBatch, event: TokenEvent) -> Iterator[Action]:
         """Something still computes for a request that ended here (a Submit thought unwritten): stop it, once."""
-        if isinstance(event, Finished | Rejected) or event.request_id in self._ghosts:
+        ghost = (event.request_id, event.attempt)
+        if isinstance(event, Finished | Rejected) or ghost in self._ghosts:
             return
-        self._ghosts[event.request_id] = None
+        self._ghosts[ghost] = None
         if len(self._ghosts) > 4096:
             del self._ghosts[next(iter(self._ghosts))]
-        yield SendCancel(batch.replica, Cancel(event.request_id, event.attempt, self._gateway, self._incarnation))
+        yield SendCancel(batch.replica, Cancel(*ghost, self._gateway, self._incarnation))
 
     def _current(self, request_id: str, attempt: int) -> Flight | None:
         flight = self._flights.get(request_id)

@@ -334,6 +334,15 @@ def test_never_written_and_never_run_is_refused(desk: Desk) -> None:
     assert desk.hear(submit, finished(submit, 1)) == []
 
 
+def test_each_attempt_that_haunts_is_cancelled_once(desk: Desk) -> None:
+    first = desk.open()
+    second = only(desk.flights.lost([Lost(1, 101, "silent")], 1.0), SendSubmit).submit
+    desk.flights.cancel("r")
+    for submit in (first, second):
+        assert desk.hear(submit, tokens(submit, 0, 1)) == [cancel(submit)]
+        assert desk.hear(submit, tokens(submit, 1, 3), admitted(submit)) == []
+
+
 def test_one_that_ran_before_waits_for_the_broker(desk: Desk) -> None:
     submit = desk.open()
     desk.hear(submit, tokens(submit, 0, 1))

@@ -148,6 +148,8 @@ class Process:
             if self.tables.fetched_at != now:
                 return
             self.replay_to = [len(partition.values) for partition in self.tables.partitions]
+            if self.world.rng.random() < 0.5:
+                records = self._compacted(records)
         self.clock.tick(now, now - self.tables.fetched_at)
         for table, offset, value in records:
             if self.ended:
@@ -162,6 +164,16 @@ class Process:
             self.watch(now)
             if self.hot is None:
                 self._take_place(now)
+
+    def _compacted(self, records: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
+        """What the log cleaner leaves: the newest record of each key."""
+        newest: dict[tuple[int, Any], tuple[int, int, Any]] = {}
+        for table, offset, value in records:
+            replicas = isinstance(value, ReplicaClaim | ReplicaBeat)
+            key = value.adapter_id if table == ADAPTERS else value.replica if replicas else value.gateway
+            newest.pop((table, key), None)
+            newest[table, key] = (table, offset, value)
+        return list(newest.values())
 
     def _mine(self, offset: int, state: ReplicaClaim | ReplicaBeat | GatewayClaim | GatewayBeat) -> None:
         """A record of the own table: the own claim read back, or the word of one who came after."""

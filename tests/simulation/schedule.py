@@ -100,10 +100,10 @@ def _calm(made: Schedule, rng: random.Random) -> None:
     made.peaceful = made.slow = True
     chances = made.chances
     chances.lag_s = 0.4 * rng.random()
-    chances.late_adapters_s = rng.choice((0.0, 0.4))
+    chances.late_adapters_s = rng.choice((0.0, 0.4, 0.6))
     chances.worker_limit = rng.choice((1, 2, 64, 64))
     chances.capacity_tokens = rng.choice((60, 400, 100_000))
-    if rng.random() < 0.3:
+    if rng.random() < 0.5:
         made.fault(RUSH_S + 3.0 * rng.random(), "retire", lasts_s=1.0)
     if rng.random() < 0.3:
         place = rng.randrange(made.gateways)
@@ -181,7 +181,7 @@ def _lossy(made: Schedule, rng: random.Random) -> None:
     """Acknowledged records vanish, batches are given up, a gateway's place falls out of the log's range."""
     made.chances.lost = rng.choice((0.0, 0.01, 0.05))
     made.lossy = made.chances.lost > 0
-    made.chances.given_up = rng.choice((0.0, 0.03))
+    made.chances.given_up = rng.choice((0.0, 0.03, 0.15))
     if rng.random() < 0.4:
         made.fault(RUSH_S + 4.0 * rng.random(), "lose_place", rng.randrange(made.gateways))
 

@@ -57,8 +57,8 @@ class Schedule:
         self.heals_s = max(self.heals_s, heals_s)
 
 
-AFTER_SILENCE_S = 12.0  # 3 s of grace, 5 s of silence, and what a start takes
-AFTER_TAKE_OVER_S = 5.0
+AFTER_SILENCE_S = 10.5  # 3 s of grace, 5 s of silence, and what a start takes
+AFTER_TAKE_OVER_S = 3.5
 RUSH_S = 1.6  # when the first requests come: by then the fleet has started
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -55,11 +56,11 @@ def slow(rig: Rig, stack: Stack) -> Iterator[Door]:
     assert "a part failed" not in door.child.output()
 
 
-@pytest.fixture
+@asynccontextmanager
 async def finished(rig: Rig) -> AsyncIterator[list[RequestFinished]]:
-    """Every RequestFinished so far."""
+    """Every RequestFinished from now on."""
     rows: list[RequestFinished] = []
-    async with Reader(rig.settings, {FINISHED: dict.fromkeys(range(8), "start")}, "finished") as reader:
+    async with Reader(rig.settings, {FINISHED: dict.fromkeys(range(8), "end")}, "finished") as reader:
 
         async def read() -> None:
             async for records in reader:
@@ -71,7 +72,12 @@ async def finished(rig: Rig) -> AsyncIterator[list[RequestFinished]]:
         await asyncio.wait({task})
 
 
-async def test_in_each_phase(rig: Rig, slow: Door, finished: list[RequestFinished]) -> None:
+async def test_in_each_phase(rig: Rig, slow: Door) -> None:
+    async with finished(rig) as rows:
+        await vanish_in_each_phase(rig, slow, rows)
+
+
+async def vanish_in_each_phase(rig: Rig, slow: Door, rows: list[RequestFinished]) -> None:
     model, client = rig.model.name, Raw(slow)
     long = body(model, "x", 5000)
 
@@ -105,21 +111,18 @@ async def test_in_each_phase(rig: Rig, slow: Door, finished: list[RequestFinishe
 
     await until(lambda: slow.metric("lorafleet_gateway_open_requests") == 0, 10, "none is open")
     await until(lambda: slow.rows() == 0, 20, "no row is left")
-    await until(lambda: len(finished) >= 4, 10, "each is told of")
-    assert [row.outcome for row in finished] == [Outcome.CANCELLED] * 4
-    assert len({row.request_id for row in finished}) == 4
-    assert finished[2].output_tokens >= 1
-    assert finished[2].ttft_ms >= 0
+    await until(lambda: len(rows) >= 4, 10, "each is told of")
+    assert [row.outcome for row in rows] == [Outcome.CANCELLED] * 4
+    assert len({row.request_id for row in rows}) == 4
+    assert rows[2].output_tokens >= 1
+    assert rows[2].ttft_ms >= 0
 
 
-async def test_one_that_does_not_read_is_cut_off(rig: Rig, stack: Stack, finished: list[RequestFinished]) -> None:
-    door = rig.gateway(stack.ports.allot("cut-public"), stack.ports.allot("cut-internal"))
-    rig.ready(door.child, rig.worker(WORKER_STEP_MS="3"))
-    door.sees(1)
+async def test_one_that_does_not_read_is_cut_off(fleet: Rig, door: Door) -> None:
     client = Raw(door)
-    reader = await client.send(body(rig.model.name, "x", 8000), buffer=4096)
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    await until(lambda: len(finished) == 1, 60, "it has ended")
-    assert (finished[0].outcome, finished[0].detail) == (Outcome.CANCELLED, "cancelled: the client reads too slowly")
-    assert reader is client.reader
+    async with finished(fleet) as rows:
+        await client.send(body(fleet.model.name, "x", 8000), buffer=4096)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: len(rows) == 1, 60, "it has ended")
+    assert (rows[0].outcome, rows[0].detail) == (Outcome.CANCELLED, "cancelled: the client reads too slowly")
     await client.vanish()

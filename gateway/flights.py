@@ -113,6 +113,9 @@ class Flights:
         actions: list[Action] = []
         for loss in losses:
             for flight in self._at(loss.place, loss.incarnation):
+                if (loss.why, loss.incarnation) == ("gone", flight.incarnation) and not self._read(flight):
+                    actions += self._unread(flight, now)
+                    continue
                 flight.crashes += loss.word == ENGINE_CRASHED
                 actions += self._redrive(flight, now, f"replica {loss.place} {loss.why}")
         return actions
@@ -213,6 +216,23 @@ class Flights:
             yield from self._end(flight, Outcome.DEADLINE, "deadline", detail)
         else:
             yield from self._end(flight, Outcome.FAILED, reason.value, detail)
+
+    def _read(self, flight: Flight) -> bool:
+        """Whether the replica has read the attempt's Submit, as far as it has said."""
+        if flight.phase is Phase.ADMITTED:
+            return True
+        return flight.offset is not None and self._loads.covers(flight.replica, flight.incarnation, flight.offset)
+
+    def _unread(self, flight: Flight, now: float) -> Iterator[Action]:
+        """Its replica's last word says that it never read the Submit: nothing ran, so nothing failed."""
+        yield from self._close(flight)
+        flight.refusals += 1
+        if flight.refusals > MAX_REFUSALS:
+            yield from self._end(flight, Outcome.UNAVAILABLE, "no_replica", "one replica after the other is gone")
+            return
+        flight.avoid.add(flight.replica)
+        flight.phase = Phase.PARKED
+        yield from self._start(flight, now)
 
     def _redrive(self, flight: Flight, now: float, why: str) -> Iterator[Action]:
         yield from self._close(flight)

@@ -197,10 +197,39 @@ def test_at_most_two_redrives(desk: Desk) -> None:
 
 
 def test_present_at_two_engine_crashes(desk: Desk) -> None:
-    desk.open()
-    only(desk.flights.lost([Lost(1, 101, "gone", ENGINE_CRASHED)], 1.0), SendSubmit)
+    """Read is enough: a poison kills its engine before the worker has said a word."""
+    desk.open(written=10)
+    desk.loads.reported(1, 101, LoadReport(11, 1, 0, 10))
+    again = only(desk.flights.lost([Lost(1, 101, "gone", ENGINE_CRASHED)], 1.0), SendSubmit).submit
+    desk.flights.written("r", again.attempt, 20)
+    desk.loads.reported(2, 102, LoadReport(21, 1, 0, 10))
     end = only(desk.flights.lost([Lost(2, 102, "gone", ENGINE_CRASHED)], 1.0), End)
     assert (end.outcome, end.finish) == (Outcome.FAILED, "redrives_used_up")
+
+
+@pytest.mark.parametrize("written", [None, 20])
+def test_an_engine_that_crashed_before_it_read_the_request_is_not_held_against_it(
+    desk: Desk, written: int | None
+) -> None:
+    submit = desk.open()
+    desk.hear(submit, admitted(submit), tokens(submit, 0, 1))
+    again = only(desk.flights.lost([Lost(1, 101, "gone", ENGINE_CRASHED)], 1.0), SendSubmit).submit
+    if written is not None:
+        desk.flights.written("r", again.attempt, written)
+    desk.loads.reported(2, 102, LoadReport(20, 0, 0, 0))  # its last word's
+    actions = desk.flights.lost([Lost(2, 102, "gone", ENGINE_CRASHED)], 1.0)
+    assert actions[0] == cancel(again)
+    third = only(actions, SendSubmit).submit
+    assert (third.replica, third.attempt, third.generated) == (3, 2, [1])
+    assert desk.flights.redrives == 1
+
+
+def test_one_replica_after_the_other_gone_unread_ends_it_at_last(desk: Desk) -> None:
+    submit, actions = desk.open(), []
+    for _ in range(MAX_REFUSALS + 1):
+        actions = desk.flights.lost([Lost(submit.replica, submit.incarnation, "gone", "left")], 1.0)
+        submit = next((action.submit for action in actions if isinstance(action, SendSubmit)), submit)
+    assert only(actions, End).outcome is Outcome.UNAVAILABLE
 
 
 def test_a_gap_begins_anew_at_the_next_position(desk: Desk) -> None:

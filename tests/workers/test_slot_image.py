@@ -10,7 +10,7 @@ SHAPE = ModelShape(layers=2, hidden=32, intermediate=48, heads=4, kv_heads=2, he
 CONTENT = "ab" * 32
 
 
-def tensors(rank: int) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray, float]]:  # type: ignore[type-arg]
+def tensors(rank: int) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray, float]]:
     random = np.random.default_rng(1)
     return {
         (layer, matrix): (

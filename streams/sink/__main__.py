@@ -1,7 +1,7 @@
-"""`python -m streams.sink`: Kafka's `finished` and `cache-events` into ClickHouse. Prints `ready` when it has started.
+"""`python -m streams.sink`: Kafka's `finished` and `cache-events` into ClickHouse, and the reconciler beside it.
 
-Runs until SIGTERM or SIGINT, which it may get at any moment, as it may kill -9. Exit code 1: settings that cannot be
-used, or a second sink.
+Prints `ready` when it has started. Runs until SIGTERM or SIGINT, which it may get at any moment, as it may kill -9.
+Exit code 1: settings that cannot be used, or a second sink.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import sys
 
 from schemas.topics import CACHE_EVENTS, FINISHED
 from streams.bus.errors import SettingsError
+from streams.sink.reconciler import Reconciler
 from streams.sink.settings import SinkSettings
 from streams.sink.sink import SecondSink, TopicSink
 from streams.sink.warehouse import Warehouse
@@ -28,6 +29,7 @@ async def run(settings: SinkSettings, warehouse: Warehouse) -> None:
         async with asyncio.TaskGroup() as group:
             for sink, start in zip(sinks, starts, strict=True):
                 group.create_task(sink.follow(start))
+            group.create_task(Reconciler(settings.kafka, warehouse, sinks[0]).run(), name="reconciler")
     finally:
         await warehouse.close()
 
@@ -51,9 +53,10 @@ def main() -> int:
     try:
         asyncio.run(until_stopped(settings))
     except ExceptionGroup as group:
-        if not all(isinstance(error, SecondSink) for error in group.exceptions):
+        second, rest = group.split(SecondSink)
+        if second is None or rest is not None:
             raise
-        log.error("%s", group.exceptions[0])
+        log.error("another sink writes to the same ClickHouse: this one ends; let only one run")
         return 1
     return 0
 

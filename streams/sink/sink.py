@@ -45,6 +45,8 @@ class TopicSink:
         self._topic = topic
         self._written_ms = 0  # of the newest block
         self._known_ms: dict[int, int] = {}  # partition -> records up to this time are in ClickHouse, or lost
+        self._done: dict[int, int] = {}  # partition -> next offset: all before it is in ClickHouse, or lost
+        self._moved = asyncio.Event()
 
     async def recover(self) -> dict[int, Start]:
         """Completes the last block. Gives where to go on."""
@@ -61,6 +63,20 @@ class TopicSink:
             while True:
                 if block := await self._gather(reader):
                     await self._commit(block)
+                self._done = reader.positions(self._topic)
+                self._moved.set()
+
+    async def reached(self, ends: dict[int, int]) -> None:
+        """Waits until everything before `ends`, partition -> offset, is in ClickHouse."""
+        while any(self._done.get(partition, -1) < end for partition, end in ends.items()):
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def check_alone(self) -> None:
+        """Raises SecondSink."""
+        found = await read_progress(self._warehouse, self._topic)
+        if found.written_ms > self._written_ms:
+            raise SecondSink(f"another sink writes {self._topic.name}: this one ends; let only one run")
 
     def _reader(self, starts: dict[int, Start]) -> Reader:
         return Reader(
@@ -99,9 +115,7 @@ class TopicSink:
         return _filled(Block(self._topic, max(now_ms, self._written_ms + 1), day, bounds), records)
 
     async def _commit(self, block: Block) -> None:
-        found = await read_progress(self._warehouse, self._topic)
-        if found.written_ms > self._written_ms:
-            raise SecondSink(f"another sink writes {self._topic.name}: this one ends; let only one run")
+        await self.check_alone()
         await write_progress(self._warehouse, block)
         self._written_ms = block.written_ms
         await self._insert(block)

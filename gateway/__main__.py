@@ -55,6 +55,7 @@ FLUSH_S = 5.0
 FAULT, BAD_SETTINGS = 1, 2
 STATUS: dict[type[Exception], int] = {ReplacedError: 4, PlaceTakenError: 5}
 LAG_TICK_S = 0.05
+PAUSED_S = 3.0  # shorter than the silence after which others may claim the place
 
 
 async def serve(settings: GatewaySettings, model: BaseModel) -> None:
@@ -118,8 +119,9 @@ class Gateway:
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Writers and ports; `stack` closes them, the ports first. Neither waits for Kafka."""
-        await stack.enter_async_context(self.hot)
-        await stack.enter_async_context(self.cold)
+        await self.hot.start()
+        await self.cold.start()
+        stack.push_async_callback(self._stop_writers)
         stack.push_async_callback(self.tables.stop)
         stack.push_async_callback(self.replies.stop)
         settings = self.settings
@@ -173,7 +175,32 @@ class Gateway:
         while True:
             due = time.monotonic() + LAG_TICK_S
             await asyncio.sleep(LAG_TICK_S)
-            self.metrics.loop_lag.observe(max(0.0, time.monotonic() - due))
+            lag_s = time.monotonic() - due
+            self.metrics.loop_lag.observe(max(0.0, lag_s))
+            if lag_s > PAUSED_S and self.switchboard.claimed:
+                log.warning("this process was paused for %.1f s", lag_s)
+                await self._still_here()
+
+    async def _still_here(self) -> None:
+        """After a pause: the place may be another's by now, and this one's requests closed. Raises ReplacedError."""
+        self.finishes.hold()
+        while True:
+            try:
+                await self.tables.barrier()
+                break
+            except BusUnavailable as error:
+                log.warning("not known yet whether this gateway still holds its place: %s", error)
+        self.tables.place.check()
+        self.finishes.release()
+
+    async def _stop_writers(self) -> None:
+        """Delivers what waits, unless somebody else holds the place: then not another word."""
+        flush_s = FLUSH_S
+        try:
+            self.tables.place.check()
+        except ReplacedError:
+            flush_s = 0.0
+        await asyncio.gather(self.hot.stop(flush_s), self.cold.stop(flush_s))
 
     def _resolve_anew(self, ask: Ask) -> Ask | None:
         """The alias may point elsewhere by now. None: there is no such model any more."""

@@ -93,6 +93,10 @@ class Tables:
         """Seconds since Kafka last answered. `now`: time.monotonic()."""
         return self._reader.age(now)
 
+    async def barrier(self) -> None:
+        """Waits until everything written before is applied. Raises BusUnavailable."""
+        await self._reader.barrier()
+
     def positions(self) -> dict[str, dict[int, int]]:
         """What a beat says: topic -> partition -> next offset, of the tables that others wait for."""
         return {topic.name: self._reader.positions(topic) for topic in PROMISED}

@@ -146,7 +146,7 @@ class Place:
                 log.warning("%s: claim not written yet: %s", self._what, error)
                 await asyncio.sleep(RETRY_S)
         self._mine = offset
-        self._check()
+        self.check()
         log.info("%s: claimed, incarnation %d, reading from %d", self._what, offset, start_offset)
         return Claim(self.place, offset, start_offset, nonce)
 
@@ -154,7 +154,7 @@ class Place:
         """Never returns. Raises ReplacedError as soon as the table shows a newer holder than this process."""
         while True:
             self._changed.clear()
-            self._check()
+            self.check()
             await self._changed.wait()
 
     async def _publish(self, writer: Writer, claim: ReplicaClaim | GatewayClaim, nonce: str) -> int:
@@ -176,8 +176,8 @@ class Place:
             raise BusUnavailable(f"{self._what}: the claim was written at {said}, but read at {offset}")
         return offset
 
-    def _check(self) -> None:
-        """Even an own, earlier claim that shows up late counts: all readers take it for a newer holder."""
+    def check(self) -> None:
+        """Raises ReplacedError. Even an own, earlier claim that shows up late counts: all readers heed it."""
         holder = self._holders.get(self.place)
         if self._mine is not None and holder is not None and holder.incarnation > self._mine:
             raise ReplacedError(f"{self._what}: incarnation {self._mine} was replaced by {holder.incarnation}")

@@ -1,0 +1,42 @@
+"""A gateway that loses its place while it is paused: it must not say another word."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from schemas.stats import RequestFinished
+from schemas.topics import FINISHED
+from streams.bus.reader import Reader
+from tests.gateway.rig import Rig, text_of, until
+from tests.stack import Stack
+
+pytestmark = pytest.mark.real
+
+
+async def test_a_gateway_that_was_replaced_in_its_pause_reports_nothing(rig: Rig, stack: Stack) -> None:
+    """Else a request that the reconciler has closed would be counted twice."""
+    ports = [(stack.ports.allot(f"replaced-{n}"), stack.ports.allot(f"replaced-{n}-internal")) for n in range(2)]
+    old = rig.gateway(*ports[0])
+    rig.ready(old.child, rig.worker(WORKER_STEP_MS="20"))
+    old.sees(1)
+    partitions = dict.fromkeys(range(rig.settings.partitions(FINISHED)), "end")
+    async with Reader(rig.settings, {FINISHED: partitions}, "rows") as reader:  # type: ignore[dict-item]
+        streams = [asyncio.create_task(text_of(old, rig.model.name, f"{n}", 1000)) for n in range(3)]
+        await until(lambda: old.rows() == 3, 20, "all run")
+        os.kill(old.child.pid, signal.SIGSTOP)
+        try:
+            new = rig.gateway(*ports[1])  # its claim waits for the silence
+            await asyncio.to_thread(rig.ready, new.child)
+            for stream in streams:
+                stream.cancel()  # the clients go: the old one will want to report that
+            await asyncio.gather(*streams, return_exceptions=True)
+        finally:
+            os.kill(old.child.pid, signal.SIGCONT)
+        await until(lambda: old.child.returncode() == 4, 20, "the old one's end")
+        assert await text_of(new, rig.model.name, "after", 9) == rig.answer("after", 9)
+        rows: list[RequestFinished] = []
+        while not rows:  # that of the last chat, behind whatever the old one had said
+            rows += [r.value for r in await reader.poll() if isinstance(r.value, RequestFinished)]
+    assert [(row.output_tokens, row.gateway_incarnation) for row in rows] == [(9, rows[0].gateway_incarnation)]

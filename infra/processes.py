@@ -47,7 +47,8 @@ def gateway(place: int, port: int, internal_port: int, env: Mapping[str, str], h
     return Part(
         name,
         lambda: spec,
-        lambda child: _answers_ready(port),
+        # Its own word first: whoever else may listen on that port must not be taken for it.
+        lambda child: child.said_ready() and _answers_ready(port),
         address=f"http://127.0.0.1:{port}",
         again=_take_over("GATEWAY"),
         ready_limit_s=WORKER_READY_S,

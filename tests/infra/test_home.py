@@ -2,12 +2,13 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from infra.home import MARK, Home, HomeInUse, left_overs, stop_processes, supervisor_pid
-from infra.local.ports import Ports, is_free
+from infra.local.ports import Ports, is_free, pick
 from infra.local.secret import kept_secret
 from infra.state import PartState, Phase, StackState, read_state, write_state
 
@@ -62,6 +63,27 @@ def test_taken_port_is_replaced(tmp_path: Path) -> None:
         second = ports.allot("kafka")
     assert second != first
     assert ports.allot("kafka") == second
+
+
+def test_two_stacks_that_start_at_once_get_different_ports(tmp_path: Path) -> None:
+    """Long before either of them listens."""
+    program = "import sys; from pathlib import Path; from infra.local.ports import Ports; " + (
+        "print(Ports(Path(sys.argv[1])).allot('gateway-0', int(sys.argv[2])), flush=True); sys.stdin.read()"
+    )
+    wanted = pick(set())
+
+    def stack(name: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", program, str(tmp_path / name), str(wanted)]
+        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with stack("a") as first, stack("b") as second, stack("c") as third:
+        ports = [int(process.stdout.readline()) for process in (first, second, third) if process.stdout]
+        assert len(set(ports)) == 3
+        assert wanted in ports
+        for process in (first, second, third):
+            assert process.stdin
+            process.stdin.close()
+    assert Ports(tmp_path / "d").allot("gateway-0", wanted) == wanted  # held by the living alone
 
 
 def test_secrets_are_made_once_and_private(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack
 from typing import NoReturn
 
 import uvloop
-from aiohttp import web
 
 from gateway.app import public_app
 from gateway.auth import Keys
@@ -32,6 +31,7 @@ from gateway.internal_replicas import InternalReplicas
 from gateway.lease import Lease
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.ports import listen
 from gateway.readiness import Readiness
 from gateway.registrar import Registrar
 from gateway.replies import Replies
@@ -125,14 +125,11 @@ class Gateway:
         stack.push_async_callback(self.tables.stop)
         stack.push_async_callback(self.replies.stop)
         settings = self.settings
-        for app, host, port in (
-            (self._public, settings.host, settings.port),
-            (self._internal, settings.internal_host, settings.internal_port),
+        for app, name, host, port in (
+            (self._public, "public", settings.host, settings.port),
+            (self._internal, "internal", settings.internal_host, settings.internal_port),
         ):
-            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, host, port, reuse_address=True).start()
+            stack.push_async_callback((await listen(app, name, host, port, self.metrics)).cleanup)
             log.info("listening on %s:%d", host, port)
 
     def work(self) -> dict[str, "asyncio._CoroutineLike[None]"]:

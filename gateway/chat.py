@@ -6,6 +6,7 @@ client that does not read is cut off: what waits for it is bounded by the socket
 """
 
 import asyncio
+import logging
 import secrets
 import socket
 import time
@@ -16,6 +17,7 @@ from aiohttp import web
 from gateway import sse
 from gateway.auth import Keys
 from gateway.base_model import BaseModel
+from gateway.body import read_body
 from gateway.catalogue import Catalogue, not_found
 from gateway.errors import ApiError
 from gateway.flight import Ask, End
@@ -29,14 +31,36 @@ from gateway.switchboard import Switchboard
 from schemas.reasons import Outcome, Role, Tier
 from schemas.requests import Sampling
 
+log = logging.getLogger(__name__)
+
 HEADERS_AFTER_S = 10.0
 KEEP_ALIVE_S = 15.0
-BODY_LIMIT_S = 30.0
 WRITE_LIMIT_S = 10.0
 SEND_BUFFER_BYTES = 64 << 10
 DEFAULT_MAX_TOKENS = 256
-ABOUT_THE_MODEL = ("quarantined", "load_failed", "unknown_adapter", "content_mismatch", "base_mismatch")
 LONG_TEXT = 1_000  # characters; tokenizing more than this would hold up other streams
+MARKS = 40  # characters that a template puts around a message, about
+
+
+# What an End's finish means to whoever asked, and the parameter it is about.
+TOLD: dict[str, tuple[str, str | None]] = {
+    "too_long": ("the prompt and max_tokens do not fit the context: shorten the prompt or ask for less", "messages"),
+    "overloaded": ("every replica is full: try again a little later", None),
+    "no_replica": ("no replica is live: try again a little later", None),
+    "draining": ("the replicas are being replaced: try again a little later", None),
+    "stale": ("the replicas are being replaced: try again a little later", None),
+    "gateway_lost": ("the replicas take this gateway for dead: try again a little later", None),
+    "broker": ("the broker did not take the request: try again a little later", None),
+    "unavailable": ("this gateway is shutting down: try again", None),
+    "deadline": ("the request's time is over: ask for fewer tokens, or try again", None),
+    "load_failed": ("the adapter could not be loaded: try again, and if that does not help tell the operator", "model"),
+    "unknown_adapter": ("the replicas do not know the adapter yet: try again a little later", "model"),
+    "quarantined": ("the adapter is quarantined: it crashed the engine", "model"),
+    "base_mismatch": ("the replicas serve another base model than the adapter's: tell the operator", "model"),
+    "content_mismatch": ("the replicas hold other content under the adapter's id: tell the operator", "model"),
+    "error": ("the engine failed on this request", None),
+    "redrives_used_up": ("every replica that worked on the request was lost", None),
+}
 
 
 class Chat:
@@ -63,7 +87,7 @@ class Chat:
         if not self._in_flight.enter(customer.customer, customer.max_in_flight):
             raise ApiError("too_many_in_flight", f"{customer.max_in_flight} requests of this customer are open already")
         try:
-            chat = parse_chat(await _body(request))
+            chat = parse_chat(await read_body(request))
             ask = await self._ask(request[REQUEST_ID], customer.customer, chat, arrived_at)
             with self._switchboard.open(ask) as line:
                 answer = Answer(self._switchboard, self._model, request, chat, line)
@@ -108,7 +132,7 @@ class Chat:
         )
 
     async def _prompt(self, chat: ChatRequest) -> list[int]:
-        if sum(len(message.text) for message in chat.messages) <= LONG_TEXT:
+        if sum(len(message.text) + MARKS for message in chat.messages) <= LONG_TEXT:
             return self._encode(chat)
         return await asyncio.to_thread(self._encode, chat)
 
@@ -185,7 +209,7 @@ class Answer:
         if news.end is None:
             return None
         if news.end.outcome is not Outcome.OK:
-            raise failure(news.end, self._chat.model)
+            raise failure(news.end, self._chat.model, self._request[REQUEST_ID])
         return news.end.finish
 
     def _bound_socket(self) -> None:
@@ -221,17 +245,13 @@ class Answer:
         return Usage(prompt, output, prompt + output)
 
 
-def failure(end: End, model: str) -> ApiError:
-    """What a client is told of a request that ended like this."""
+def failure(end: End, model: str, request_id: str) -> ApiError:
+    """What a client is told of a request that ended like this: the reason in this table's words.
+
+    The end's own detail names replicas, files and machines: it goes into our log and into the request's row alone.
+    """
     if end.finish == "retired":
         return not_found(model)
-    param = "model" if end.finish in ABOUT_THE_MODEL else None
-    return ApiError(end.finish, end.detail or f"the request ended: {end.finish}", param)
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_LIMIT_S):
-            return await request.read()
-    except TimeoutError:
-        raise ApiError("body_too_slow", f"the body did not arrive within {BODY_LIMIT_S:g} s") from None
+    log.warning("request %s ended: %s: %s", request_id, end.finish, end.detail)
+    message, param = TOLD.get(end.finish, ("the request failed", None))
+    return ApiError(end.finish, f"{message} (request {request_id})", param)

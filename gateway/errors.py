@@ -44,6 +44,7 @@ REASONS: dict[str, Shape] = {
     "overloaded": Shape(429, "requests", "overloaded", 1),
     "no_replica": Shape(503, SERVER, "no_replica", 2),
     "broker": Shape(503, SERVER, "broker_unavailable", 2),
+    "store": Shape(503, SERVER, "store_unavailable", 5),
     "starting": Shape(503, SERVER, "not_ready", 2),
     "unavailable": Shape(503, SERVER, "shutting_down", 1),
     "stopping": Shape(503, SERVER, "shutting_down", 1),

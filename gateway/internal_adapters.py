@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.auth import Keys
+from gateway.body import read_body
 from gateway.catalogue import Catalogue
 from gateway.errors import ApiError
 from gateway.internal_auth import pipeline
@@ -30,7 +31,7 @@ class InternalAdapters:
         """201, or 200 for the same adapter again."""
         self._readiness.check_tables()
         pipeline(self._keys, _key(request))
-        command = read(RegisterAdapter, await request.read(), {})
+        command = read(RegisterAdapter, await read_body(request), {})
         customer = _named(parse_adapter, command.adapter_id, "adapter_id").customer
         pipeline(self._keys, _key(request), customer)
         self._readiness.check()
@@ -46,7 +47,7 @@ class InternalAdapters:
         pipeline(self._keys, _key(request))
         customer = _named(parse_alias, alias, "alias").customer
         pipeline(self._keys, _key(request), customer)
-        command = read(SetAlias, await request.read(), {"alias": alias})
+        command = read(SetAlias, await read_body(request), {"alias": alias})
         self._readiness.check()
         result = await self._registrar.decide(customer, command)
         return _told(result, alias=alias, adapter_id=command.adapter_id, previous_adapter_id=result.previous_adapter_id)

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.auth import Keys
+from gateway.body import read_body
 from gateway.errors import ApiError
 from gateway.internal_auth import operator
 from gateway.middleware import json_answer
@@ -27,6 +28,7 @@ from streams.bus.errors import BusUnavailable, NotWritten
 from streams.bus.writer import Writer
 
 SEND_LIMIT_S = 5.0
+MOST_IN_FLIGHT = 1_000_000
 HINT = 9  # characters: the prefix, and six of 43
 
 
@@ -40,6 +42,7 @@ class CustomerChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _DECODER = msgspec.json.Decoder(CustomerChange)
+_WORDS = {"role": ", ".join(Role)}
 
 
 class InternalCustomers:
@@ -58,7 +61,7 @@ class InternalCustomers:
         """Makes the customer if need be, and a new key. Answers when every live gateway knows the key."""
         self._allow(request)
         name = _name(request)
-        change: CustomerChange = decode(_DECODER, await request.read() or b"{}")
+        change: CustomerChange = decode(_DECODER, await read_body(request) or b"{}", _WORDS)
         self._readiness.check()
         before = self._keys.customer(name)
         key = f"lf-{secrets.token_urlsafe(32)}"
@@ -80,8 +83,12 @@ class InternalCustomers:
 
 def changed(before: Customer | None, name: str, change: CustomerChange, key: str, now_unix_ms: int) -> Customer:
     """The customer with the change and the new key. Raises ApiError."""
-    if change.max_in_flight is not None and change.max_in_flight < 0:
-        raise ApiError("invalid_request", f"max_in_flight is {change.max_in_flight}: give 0 or more", "max_in_flight")
+    if change.max_in_flight is not None and not 0 <= change.max_in_flight <= MOST_IN_FLIGHT:
+        raise ApiError(
+            "invalid_request",
+            f"max_in_flight is {change.max_in_flight}: give a number from 0 to {MOST_IN_FLIGHT}",
+            "max_in_flight",
+        )
     if change.weight is not None and not 0 < change.weight <= 1000:
         raise ApiError("invalid_request", f"weight is {change.weight:g}: give a number above 0, to 1000", "weight")
     customer = before if before is not None else Customer(name, [])

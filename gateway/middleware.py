@@ -29,7 +29,7 @@ def answering(metrics: Metrics) -> Middleware:
             metrics.refused(problem.reason)
         except web.HTTPException as problem:
             reason = HTTP_REASONS.get(problem.status, "invalid_request" if problem.status < 500 else "internal")
-            response = _error(ApiError(reason, f"{request.method} {request.path}: {problem.reason}"))
+            response = _error(ApiError(reason, _about(request, problem)))
             metrics.refused(reason)
         except ConnectionError:
             raise  # the client went away while its body was read
@@ -45,6 +45,12 @@ def answering(metrics: Metrics) -> Middleware:
         return response
 
     return middleware
+
+
+def _about(request: web.Request, problem: web.HTTPException) -> str:
+    if isinstance(problem, web.HTTPRequestEntityTooLarge):
+        return f"the body is too large: {problem.text}"
+    return f"{request.method} {request.path}: {problem.reason}"
 
 
 def _error(problem: ApiError) -> web.Response:

@@ -4,6 +4,7 @@ Pure. A request is taken whole, or refused with an ApiError that names the param
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,7 +12,9 @@ import msgspec
 from gateway.errors import ApiError
 
 MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 256  # each new piece of text is compared with every beginning of each
 MAX_SEED = 1 << 63
+_MOST_SAID = 1_000
 _SHOWN = 60
 
 
@@ -117,29 +120,34 @@ _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$\.?)(?P<path>.*)`)?$", re.DOTA
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 _ENUM = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
-_ALLOWED = {"role": "system, user or assistant", "type": "text"}
+_CHAT_WORDS = {"role": "system, user or assistant", "type": "text"}
 
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Raises ApiError."""
-    request: ChatRequest = decode(_DECODER, body)
+    request: ChatRequest = decode(_DECODER, body, _CHAT_WORDS)
     _check(request)
     return request
 
 
-def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """The body, typed. Raises ApiError naming the parameter that does not fit."""
+def decode(decoder: msgspec.json.Decoder[Any], body: bytes, words: Mapping[str, str]) -> Any:
+    """The body, typed. `words`: what a parameter with a closed list takes, by its name.
+
+    Raises ApiError naming the parameter that does not fit.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
+        raise _refusal(str(error), words) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("invalid_request", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise ApiError("invalid_request", "the body is not JSON that can be read: nested too deeply") from None
 
 
-def _refusal(text: str) -> ApiError:
+def _refusal(text: str, words: Mapping[str, str]) -> ApiError:
+    if len(text) > _MOST_SAID:  # it quotes names out of the body, however long
+        text = text[: _MOST_SAID // 2] + text[-_MOST_SAID // 2 :]
     found = _PATH.match(text)
     what, path = (found["what"], found["path"] or "") if found else (text, "")
     path = path.removesuffix("[...]")  # msgspec does not say which key of a dict
@@ -147,7 +155,7 @@ def _refusal(text: str) -> ApiError:
         if named := pattern.match(what):
             param = f"{path}.{named['name']}" if path else named["name"]
             return ApiError("invalid_request", message.format(_shown(param)), param[:200])
-    if (value := _ENUM.match(what)) and (allowed := _ALLOWED.get(path.rpartition(".")[2])):
+    if (value := _ENUM.match(what)) and (allowed := words.get(path.rpartition(".")[2])):
         return ApiError("invalid_request", f"{path} is {_shown(value['value'])}: give {allowed}", path)
     return ApiError("invalid_request", f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", path or None)
 
@@ -167,6 +175,8 @@ def _check(request: ChatRequest) -> None:
         raise _bad("stop", request.stops, f"give at most {MAX_STOPS} strings")
     if not all(request.stops):
         raise _bad("stop", request.stop, "give strings that are not empty")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in request.stops):
+        raise _bad("stop", request.stop, f"give strings of at most {MAX_STOP_CHARACTERS} characters")
     if request.stream_options is not None and not request.stream:
         raise ApiError("invalid_request", "stream_options: only with stream: true", "stream_options")
 

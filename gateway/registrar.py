@@ -23,7 +23,7 @@ SEND_LIMIT_S = 5.0
 CONFIRM_S = 15.0  # longer than a dead gateway is waited for
 RESULT_LIMIT_S = 60.0  # a registration reads the whole file, and writes one
 TABLES = {topic.name: topic for topic in (ADAPTERS, ALIASES)}
-REASONS = {404: "not_found", 409: "conflict", 422: "refused"}
+REASONS = {404: "not_found", 409: "conflict", 422: "refused", 503: "store"}
 
 
 class Registrar:

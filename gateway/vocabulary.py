@@ -46,11 +46,13 @@ class Vocabulary:
     def encode_within(self, text: str, most: int) -> list[int]:
         """As `encode`; if there are more than `most` ids perhaps only the first of them, but always more than `most`.
 
-        A text far beyond any context costs no more than its beginning.
+        A text far beyond any context costs little more than so much of its beginning as fills the context.
         """
         beginning = most * LONG_TOKEN
-        if len(text) > beginning and len(ids := self.encode(text[:beginning])) > most + 1:
-            return ids
+        while beginning < len(text):
+            if len(ids := self.encode(text[:beginning])) > most + 1:
+                return ids
+            beginning *= 2  # its tokens are long ones: blanks, say
         return self.encode(text)
 
     def id(self, token: str) -> int | None:

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from gateway.chat import failure
+from gateway.chat import TOLD, failure
 from gateway.errors import REASONS, ApiError
 from gateway.flight import End
 from gateway.flights import ENDINGS
+from gateway.registrar import REASONS as REASONS_OF_REFUSALS
 from schemas.adapters import Refusal
 from schemas.reasons import Outcome, RejectReason
 
@@ -41,6 +42,28 @@ def test_refusals_are_told() -> None:
 
 
 def test_retired_looks_like_what_is_not_there() -> None:
-    problem = failure(End("r", Outcome.FAILED, "retired", "acme/a@1 is retired"), "acme/a@1")
+    problem = failure(End("r", Outcome.FAILED, "retired", "acme/a@1 is retired"), "acme/a@1", "r")
     assert (problem.status, problem.shape.code) == (404, "model_not_found")
     assert "retired" not in problem.message
+
+
+def test_what_a_worker_says_of_its_files_stays_here() -> None:
+    detail = "[Errno 5] Input/output error: '/srv/lorafleet/worker-1/adapters/ab12.safetensors'"
+    for finish in sorted(set(TOLD) | {"never heard of"}):
+        body = failure(End("r", Outcome.FAILED, finish, detail), "acme/a@1", "r17").body().decode()
+        assert "/srv" not in body
+        assert "Errno" not in body
+        assert "r17" in body
+
+
+def test_every_end_has_its_words() -> None:
+    ends = {finish for outcome, finish in ENDINGS.values() if outcome is not Outcome.OK}
+    ends |= {reason.value for reason in RejectReason} | {"no_replica", "broker", "redrives_used_up", "unavailable"}
+    assert ends - {"retired"} <= set(TOLD) <= set(REASONS)
+
+
+def test_what_the_registry_answers_is_passed_on() -> None:
+    """503 among them: the store was away, nothing was decided, and the same command may come again."""
+    answers = {status: ApiError(reason, "x") for status, reason in REASONS_OF_REFUSALS.items()}
+    assert {status: problem.status for status, problem in answers.items()} == {s: s for s in (404, 409, 422, 503)}
+    assert "Retry-After" in answers[503].headers()

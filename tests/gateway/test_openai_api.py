@@ -55,6 +55,8 @@ REFUSED = [
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop"),
     ({"stop": ["a", 1]}, "stop[1]"),
+    ({"stop": "x" * 257}, "stop"),
+    ({"stop": ["a", "x" * 257]}, "stop"),
     ({"seed": 1 << 63}, "seed"),
     ({"seed": "1"}, "seed"),
     ({"stream": 1}, "stream"),
@@ -104,3 +106,14 @@ def test_a_long_value_is_shortened() -> None:
     with pytest.raises(ApiError) as refused:
         parse_chat(body(**{"x" * 5000: 1}))
     assert len(refused.value.body()) < 500
+
+
+def test_a_long_name_is_cut_before_it_is_looked_at() -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_chat(body(messages=[{"role": "user", "content": "x", "n" * 3_000_000: 1}]))
+    assert "is not served here" in refused.value.message
+    assert len(refused.value.message) < 200
+
+
+def test_the_longest_stop_string_is_taken() -> None:
+    assert parse_chat(body(stop="x" * 256)).stops == ["x" * 256]

@@ -83,21 +83,24 @@ def module_name(place: Place) -> str:
 
 
 def compile_manifest(raw: bytes, shape: ModelShape, refusals: Refusals) -> Manifest | None:
-    """Adds every reason against the config to `refusals`; None if there is any."""
+    """Adds every reason against the config to `refusals`; None if it does not say which matrices are adapted, and how.
+
+    A manifest beside a reason (DoRA, say) serves to find what else is wrong with the adapter, and nothing more.
+    """
     config = _parse(raw, refusals)
     if config is None:
         return None
-    own = Refusals()
     for field, value in config.items():
         if field in _NEUTRAL:
             neutral, reason = _NEUTRAL[field]
             if not any(type(value) is type(one) and value == one for one in neutral):
                 accepted = ", ".join(json.dumps(one) for one in neutral)
-                own.add(_field(field), f"{_shown(value)}: {reason}; accepted: {accepted}")
+                refusals.add(_field(field), f"{_shown(value)}: {reason}; accepted: {accepted}")
         elif field not in _APPLIED and field not in _WITHOUT_EFFECT:
-            own.add(_field(field), f"{_shown(value)}: unknown field; it may change the result, so it is refused")
+            refusals.add(_field(field), f"{_shown(value)}: unknown field; it may change the result, so it is refused")
     if "peft_type" not in config:
-        own.add(_field("peft_type"), 'missing; accepted: "LORA"')
+        refusals.add(_field("peft_type"), 'missing; accepted: "LORA"')
+    own = Refusals()
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not _is_rank(rank):
         own.add(_field("r"), f"{_shown(rank)}: a whole number from 1 on is needed")

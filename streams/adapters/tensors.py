@@ -96,8 +96,10 @@ def read_tensor(file: BinaryIO, entry: Entry) -> Array:
     return values.reshape(entry.shape)
 
 
-def load_delta(path: Path, manifest: Manifest, shape: ModelShape, refusals: Refusals) -> Delta | None:
+def load_delta(path: Path, manifest: Manifest | None, shape: ModelShape, refusals: Refusals) -> Delta | None:
     """The adapter in a PEFT file, checked against its manifest; None if anything was added to `refusals`.
+
+    Every reason is told at once, of values and of names alike. No manifest: whatever can be said without one.
 
     Every tensor is used exactly once and every one that the manifest promises is there, with its shape; all numbers
     are finite, and something is different from the base.
@@ -105,25 +107,31 @@ def load_delta(path: Path, manifest: Manifest, shape: ModelShape, refusals: Refu
     with path.open("rb") as file:
         try:
             header = read_header(file)
-            places = _placed(header, manifest, shape, refusals)
+            places = None if manifest is None else _placed(header, manifest, shape, refusals)
+            read = ((name, read_tensor(file, entry)) for name, entry in header.entries.items())
             if places is None:
+                for name, values in read:
+                    _finite(name, values, refusals)
                 return None
-            halves = {name: read_tensor(file, header.entries[name]) for pair in places.values() for name in pair}
+            halves = dict(read)
         except BadFile as error:
             refusals.add("weights_uri", f"no safetensors file: {error}")
             return None
-    fit = True
-    for name, values in halves.items():
-        if not np.isfinite(values).all():
-            refusals.add(f"tensors.{name}", "has a number that is not finite")
-            fit = False
-    if not fit:
+    finite = [_finite(name, values, refusals) for name, values in halves.items()]
+    if manifest is None or not all(finite):
         return None
     delta = {place: Pair(halves[a], halves[b], manifest.scales[place]) for place, (a, b) in places.items()}
     if all(is_zero(pair) for pair in delta.values()):
         refusals.add("tensors", "all of A B is zero: the adapter was never trained and would answer as the base does")
         return None
     return delta
+
+
+def _finite(name: str, values: Array, refusals: Refusals) -> bool:
+    if np.isfinite(values).all():
+        return True
+    refusals.add(f"tensors.{name}", "has a number that is not finite")
+    return False
 
 
 def _placed(

@@ -20,7 +20,7 @@ from streams.adapters.refusals import Refusals
 from streams.adapters.shape import ModelShape
 from streams.adapters.sources import Sources
 from streams.adapters.store import Denied, NotFound, Store, TooLarge
-from streams.adapters.tensors import HEADER_BYTES_LIMIT, BadFile, load_delta, read_header
+from streams.adapters.tensors import HEADER_BYTES_LIMIT, load_delta
 from streams.control.registry import Compiled
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -50,19 +50,17 @@ class Compiler:
         refusals = Refusals()
         self._check_command(command, refusals)
         weights = self._fetch(command, folder, refusals)
-        if weights is None:
-            return refusals
         config = folder / _CONFIG_NAME
         manifest = None
         if config.exists():
             manifest = compile_manifest(config.read_bytes(), self._base.shape, refusals)
-        if manifest is None:
-            _check_header(weights, refusals)
+        if manifest is not None:
+            self._check_declared(command, manifest, refusals)
+        if weights is None:
             return refusals
-        self._check_declared(command, manifest, refusals)
         delta = load_delta(weights, manifest, self._base.shape, refusals)
         weights.unlink()
-        if delta is None or refusals:
+        if manifest is None or delta is None or refusals:
             return refusals
         identity = write_canonical(canonical(folder), delta, self._base.hash)
         name = parse_adapter(command.adapter_id)
@@ -166,12 +164,3 @@ def _get(source: Store, location: Location, path: Path, limit_bytes: int, field:
     except (NotFound, Denied, TooLarge) as error:
         refusals.add(field, str(error))
         return None
-
-
-def _check_header(weights: Path, refusals: Refusals) -> None:
-    """What can be said of a file whose config does not say how to read it."""
-    with weights.open("rb") as file:
-        try:
-            read_header(file)
-        except BadFile as error:
-            refusals.add("weights_uri", f"no safetensors file: {error}")

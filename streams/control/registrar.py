@@ -107,7 +107,7 @@ class Registrar:
             try:
                 compiled = await self._patiently(lambda: self._compiler.compile(command, folder))
             except (StoreError, OSError) as error:
-                return Decision(registry.unavailable(command, "weights_uri", str(error)))
+                return Decision(registry.unavailable(command, "weights_uri", _told(error)))
             if isinstance(compiled, Refusals) or refusals:
                 if isinstance(compiled, Refusals):
                     refusals.take(compiled)
@@ -117,7 +117,7 @@ class Registrar:
                 try:
                     await self._patiently(lambda: self._compiler.upload(compiled, folder))
                 except (StoreError, OSError) as error:
-                    return Decision(registry.unavailable(command, "store", str(error)))
+                    return Decision(registry.unavailable(command, "store", _told(error)))
             return decision
 
     async def _patiently(self, work: Callable[[], T]) -> T:
@@ -167,6 +167,11 @@ def _check_names(command: AdapterCommand, key: bytes | None) -> Refusals:
         if key != customer.encode():
             refusals.add("key", f"{key!r}: the record's key must be the customer id, {customer!r}")
     return refusals
+
+
+def _told(error: StoreError | OSError) -> str:
+    """What a pipeline may read of it: not where this machine keeps its files."""
+    return f"the registry's own disk: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def _place(record: AdapterRecord | AliasRecord) -> tuple[Topic, str]:

@@ -20,6 +20,7 @@ from streams.control.compiler import Base, Compiler
 from streams.control.registry import Compiled
 from tests.streams.adapters.files import BASE_HASH, TINY, config, header, tensors, with_header, write
 
+Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -219,6 +220,25 @@ def test_everything_at_once(place: Place) -> None:
         "version", "base_model_hash", "rank", "target_modules", "checksum", "weights_uri", "adapter_config.use_dora",
         "adapter_config.bias", "adapter_config.unheard_of",
     }  # fmt: skip
+
+
+def test_one_fault_hides_no_other(place: Place) -> None:
+    weights = tensors(rank=4)
+    weights[Q0 + ".lora_A.weight"][0, 0] = np.nan
+    weights["surprise"] = np.ones(1, np.float32)
+    path, checksum = write(place.inbox / "bad", weights, config(use_dora=True, lora_alpha=9))
+    told = place.refused(
+        place.command(weights_uri=f"file://{path}", checksum=checksum, rank=5, target_modules=["q_proj"])
+    )
+    assert set(told) == {
+        "adapter_config.use_dora", "rank", "alpha", "target_modules", "tensors.surprise", f"tensors.{Q0}.lora_A.weight"
+    }  # fmt: skip
+
+
+def test_missing_weights_do_not_hide_a_bad_config(place: Place) -> None:
+    path, _ = write(place.inbox / "bad", HONEST, config(bias="all"))
+    path.unlink()
+    assert set(place.refused(place.command(weights_uri=f"file://{path}"))) == {"weights_uri", "adapter_config.bias"}
 
 
 def test_a_store_that_is_away_is_no_refusal(place: Place, tmp_path: Path) -> None:

@@ -248,8 +248,8 @@ class Loader:
             try:
                 os.utime(source)  # so that the next life knows what was used last
                 delta = read_canonical(source, content_id, base.hash, base.shape)
-            except FileNotFoundError:
-                raise BadFile("gone from the disk") from None
+            except OSError as error:
+                raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
             write_image(target, base.shape, base.max_rank, content_id, delta)
 
         self.disk.pin(content_id)

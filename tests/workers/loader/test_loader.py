@@ -222,7 +222,7 @@ async def test_the_disk_survives_a_life_and_memory_does_not(rig: Rig) -> None:
     assert rig.told() == [("load", Tier.RAM, Tier.DISK)]
 
 
-@pytest.mark.parametrize("spoil", ["flip", "cut", "swap", "empty", "gone"])
+@pytest.mark.parametrize("spoil", ["flip", "cut", "swap", "empty", "gone", "unreadable"])
 async def test_a_bad_file_on_the_disk_is_fetched_again(rig: Rig, spoil: str) -> None:
     record, other = rig.adapter(0), rig.adapter(1)
     await once(await rig.loader(), record)
@@ -237,8 +237,10 @@ async def test_a_bad_file_on_the_disk_is_fetched_again(rig: Rig, spoil: str) -> 
     path.write_bytes(spoilt.get(spoil, data))
     assert other.content_id != record.content_id
     second = await rig.loader()
-    if spoil == "gone":
+    if spoil in ("gone", "unreadable"):
         path.unlink()
+    if spoil == "unreadable":
+        path.symlink_to(path.name)  # to itself: for root, too, opening it fails
     rig.events.clear()
     await once(second, record)
     assert rig.store.fetches == 2

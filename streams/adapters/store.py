@@ -64,7 +64,7 @@ class S3Settings(msgspec.Struct, frozen=True):
         )
 
     def __repr__(self) -> str:
-        return f"S3Settings(endpoint_url={self.endpoint_url!r}, access_key={self.access_key!r}, secret_key='***')"
+        return f"S3Settings(endpoint_url={self.endpoint_url!r}, access_key='***', secret_key='***')"
 
 
 class Fetched(msgspec.Struct, frozen=True):

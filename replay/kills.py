@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -118,7 +119,12 @@ async def _kill(stage: Stage, part: str) -> tuple[str, int]:
 async def _busiest(stage: Stage) -> int:
     async with stage.operator() as operator:
         replicas = await operator.replicas()
-    return int(max(replicas, key=lambda replica: replica["tokens_in_flight"])["replica"])
+    return busiest(replicas)
+
+
+def busiest(replicas: list[dict[str, Any]]) -> int:
+    """The place of the replica with the most tokens in flight, as the internal API tells of them."""
+    return int(max(replicas, key=lambda replica: replica["tokens_in_flight"])["replica_id"])
 
 
 async def _healed(stage: Stage, name: str, restarts: int) -> float:

@@ -10,6 +10,8 @@ from urllib.parse import quote
 import openai
 import pytest
 
+from replay.kills import busiest
+from replay.operator import Operator
 from tests.gateway.rig import ACME, GLOBEX, OPERATOR, PIPELINE, Door, Rig
 from tests.stack import Stack, wait_until
 
@@ -159,6 +161,24 @@ async def test_customers_and_keys(company: Company) -> None:
     _, shown = company.far.told("/internal/customers/initech")
     assert "sha256" not in str(shown)
     assert again["key"] not in str(shown)
+
+
+def test_customers_that_cannot_be(company: Company) -> None:
+    for change, says in (
+        ({"role": "god"}, "customer, pipeline, operator"),
+        ({"max_in_flight": 10**30}, "from 0 to"),
+        ({"max_in_flight": -1}, "from 0 to"),
+        ({"weight": 0}, "above 0"),
+    ):
+        status, told = company.near.told("/internal/customers/nobody", OPERATOR, "PUT", change)
+        assert status == 400
+        assert says in told["error"]["message"]
+    assert company.near.told("/internal/customers/nobody")[0] == 404
+
+
+async def test_what_kills_reads_of_the_replicas(company: Company) -> None:
+    async with Operator(company.near.internal, OPERATOR) as operator:
+        assert busiest(await operator.replicas()) == 0
 
 
 def test_warm_and_unload(company: Company) -> None:

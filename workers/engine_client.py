@@ -48,9 +48,15 @@ class EngineClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._ended = False
         self._silent_s = 0.0  # since the last step, counted only while this process ran
         self._stepped_at = 0.0
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)  # seconds that steps took
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to be no more: what it is sent from then on, nobody runs."""
+        return self._ended
 
     @property
     def step_s(self) -> float:
@@ -113,6 +119,7 @@ class EngineClient:
                 raise EngineCrashedError(f"no step for {self._silent_s:.1f} s: killed")
 
     def kill(self) -> None:
+        self._ended = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
 
@@ -154,6 +161,7 @@ class EngineClient:
             self.kill()
             raise EngineCrashedError(f"a frame that cannot be read: {error}") from error
         if event is None:
+            self._ended = True
             code = await self._exit_code(EXIT_LIMIT_S)
             self.kill()
             raise EngineCrashedError(_how(code))

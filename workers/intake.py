@@ -38,16 +38,21 @@ class Intake:
     ) -> None:
         self._reader, self._replica = reader, replica
         self._inbox, self._sequences, self._engine, self._loading = inbox, sequences, engine, loading
+        self._unread: int | None = None  # the first offset that the engine's end left unread
 
     @property
     def read_offset(self) -> int:
         """The next offset of `requests`: everything before it was answered, or waits for its adapter's record."""
-        return self._reader.position(REQUESTS, self._replica)
+        return self._reader.position(REQUESTS, self._replica) if self._unread is None else self._unread
 
     async def read(self, publisher: Publisher) -> NoReturn:
         """For ever. Raises OffsetLost, or ReplacedError for a record that names a later incarnation."""
         while True:
             records = await self._reader.poll()
+            if records and self._engine.ended:
+                # The last word says so: it must not be held against these that they were here at an engine's crash.
+                self._unread = records[0].offset
+                await asyncio.Future[NoReturn]()
             rejected = False
             for record in records:
                 if record.value is not None:

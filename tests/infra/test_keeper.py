@@ -22,7 +22,9 @@ FAILS = "import sys; sys.exit('no disk')"
 
 def part(tmp_path: Path, code: str, ready_limit_s: float = 30) -> Part:
     spec = Spec("thing", (sys.executable, "-c", code), log=tmp_path / "log", stop_s=5)
-    return Part("thing", lambda: spec, Child.said_ready, again=lambda _: {"TAKE_OVER": "1"}, ready_limit_s=ready_limit_s)
+    return Part(
+        "thing", lambda: spec, Child.said_ready, again=lambda _: {"TAKE_OVER": "1"}, ready_limit_s=ready_limit_s
+    )
 
 
 def keeper(kept: Part) -> tuple[Keeper, io.StringIO]:

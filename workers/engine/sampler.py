@@ -29,9 +29,11 @@ def draw(logits: npt.NDArray[np.float32], seed: int, position: int, temperature:
     """The id drawn from logits [vocab]; -1 if one of them is not finite."""
     if not np.isfinite(logits).all():
         return -1
-    if temperature == 0:
+    narrow = np.float32(temperature)
+    if narrow == 0:  # what a float32 cannot tell from 0 is greedy too
         return int(logits.argmax())
-    mass = np.exp(np.maximum((logits - logits.max()) / np.float32(temperature), -87.0)).astype(np.float64)
+    with np.errstate(over="ignore"):
+        mass = np.exp(np.maximum((logits - logits.max()) / narrow, -87.0)).astype(np.float64)
     u = noise(seed, position)
     if top_p >= 1:
         return _inverse(mass, u)

@@ -223,3 +223,12 @@ def test_a_batch_knows_each_token_s_place() -> None:
     assert batch.by_slot.tolist() == [0, 1, 2, 4, 5, 3]
     assert batch.last.tolist() == [2, 3]
     assert batch.adapted
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 1e-300])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-40, 1e-38, 1e-9])
+def test_almost_no_temperature_is_greedy(native: NativeOperations, temperature: float, top_p: float) -> None:
+    logits = torch.randn(8, 1000, generator=torch.Generator().manual_seed(1))
+    greedy = logits.argmax(-1).tolist()
+    assert [draw(row, 5, at, temperature, top_p) for at, row in enumerate(logits.numpy())] == greedy
+    assert sampled(native, logits, temperature, top_p) == greedy

@@ -400,6 +400,13 @@ def test_an_answer_ends_the_double_count_before_the_acknowledgement(desk: Desk) 
     assert desk.loads.load(1, 101) == 10
 
 
+def test_an_end_before_the_acknowledgement_leaves_no_load(desk: Desk) -> None:
+    for word in (Rejected("r", 0, RejectReason.TOO_LONG), Finished("r", 0, 0, FinishReason.LENGTH)):
+        desk.hear(desk.open(written=None), word)
+        desk.flights.written("r", 0, 10)
+        assert desk.loads.load(1, 101) == 10  # as reported
+
+
 def test_late_news_of_older_attempts(desk: Desk) -> None:
     desk.open(written=None)
     desk.flights.lost([Lost(1, 101, "silent")], 1.0)

@@ -13,7 +13,7 @@ demo: $(SETUP) ## two customers' adapters stream through Kafka from one base mod
 test: $(SETUP) ## lint, types and all tests, on the real broker, store, ClickHouse and model
 	$(PY) -m infra.requires java mvn c++
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 up: $(SETUP) ## start the whole stack here; Ctrl-C stops it
 	$(PY) -m infra up

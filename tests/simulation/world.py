@@ -111,6 +111,11 @@ class World:
     def took_place(self, process: Process) -> None:
         key = (process.kind, process.place)
         self._newest[key] = max(process.incarnation, self._newest.get(key, -1))
+        # What lies between its start and its claim would else be answered by nobody.
+        claim = process.table().values[process.incarnation]
+        assert process.hot is not None
+        if process.hot.positions[0] != claim.start_offset:
+            raise Broken(f"{process.name} claimed from {claim.start_offset} and reads from {process.hot.positions[0]}")
 
     def process_ended(self, process: Process) -> None:
         self.processes.remove(process)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
 
 from schemas.topics import HOUR_MS, TOPICS, Topic
 from streams.bus.errors import BusUnavailable, TopicMismatch
@@ -84,7 +84,11 @@ async def _create(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> None:
         )
         for topic in TOPICS
     ]
-    response = await admin.create_topics(wanted)
+    try:
+        response = await admin.create_topics(wanted)
+    except AttributeError as error:
+        # aiokafka asks `None` for its node id while a broker that has just come back names no controller yet.
+        raise NodeNotReadyError("no controller is known yet") from error
     for name, code, *message in response.topic_errors:  # errors are reported here, none is raised
         if code not in (0, TOPIC_ALREADY_EXISTS):
             raise for_code(code)(f"creating topic {name}: {message}")

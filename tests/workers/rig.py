@@ -160,7 +160,7 @@ class Rig:
         """Waits for the `ready` line; the incarnation."""
         await self.until(lambda: child.said_ready() or child.returncode() is not None, 40, "ready")
         assert child.said_ready(), child.output()
-        return self.claims[-1][0]
+        return int(re.findall(r"^ready .*incarnation=(\d+)", child.output(), re.MULTILINE)[-1])
 
     def engine(self, child: Child) -> int:
         """The process id of the worker's engine."""

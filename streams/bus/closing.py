@@ -26,6 +26,7 @@ async def kill_producer(producer: AIOKafkaProducer) -> None:
     The sender is cancelled before anything else can run: nothing that it still holds goes out behind a batch that
     failed. Its own stop() would first deliver everything, that is, wait for the broker.
     """
+    producer._closed = True  # first: a cancellation of this very call must not leave it looking open
     sender = producer._sender.sender_task
     if sender is not None:
         sender.cancel()
@@ -37,7 +38,6 @@ async def kill_producer(producer: AIOKafkaProducer) -> None:
             await asyncio.wait({sender}, timeout=STEP_S)
         if sender.done() and not sender.cancelled():
             sender.exception()
-    producer._closed = True
 
 
 async def ended(task: asyncio.Task[None]) -> None:

@@ -15,7 +15,8 @@ from schemas.requests import Sampling
 class StartSequence(msgspec.Struct, frozen=True, tag="start", omit_defaults=True):
     """`seq` is the worker's own number, never used twice in an engine's life. content_id empty: the base model.
 
-    Output goes on at position len(generated); `max_tokens` bounds the whole output, `generated` included.
+    Output goes on at position len(generated); `max_tokens` bounds the whole output, `generated` included. `weight` is
+    the customer's share of a busy engine beside other customers' shares.
     """
 
     seq: int
@@ -26,6 +27,7 @@ class StartSequence(msgspec.Struct, frozen=True, tag="start", omit_defaults=True
     max_tokens: int
     sampling: Sampling
     stop_ids: list[int]
+    weight: float = 1.0
 
 
 class CancelSequence(msgspec.Struct, frozen=True, tag="cancel"):
@@ -87,7 +89,10 @@ class Token(msgspec.Struct, frozen=True, tag="k", array_like=True):
 
 
 class SequenceFinished(msgspec.Struct, frozen=True, tag="f", array_like=True):
-    """`length`: the whole output's. slot, epoch: where its adapter was; 0, 0 for the base or if never scheduled."""
+    """`length`: the whole output's. slot, epoch: where its adapter was; 0, 0 for the base or if never scheduled.
+
+    `cached` of its prompt tokens were not computed for it: their keys and values stood in the prefix cache.
+    """
 
     seq: int
     length: int
@@ -95,6 +100,7 @@ class SequenceFinished(msgspec.Struct, frozen=True, tag="f", array_like=True):
     detail: str
     slot: int
     epoch: int
+    cached: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -1,29 +1,33 @@
-"""What the next step computes: continuous batching with chunked prefill. Pure.
+"""What the next step computes: continuous batching with chunked prefill, fair among customers. Pure.
 
-Owns the sequences from start to finish, and through them leases (slots.py) and KV blocks (kv_blocks.py). Order: first
-come, first served, except that a sequence whose adapter is in no slot waits aside while others pass.
+Owns the sequences from start to finish, and through them leases (slots.py) and KV blocks (kv_blocks.py). Among
+customers the one with the smallest counter (fairness.py) goes first, to a place in the batch as to the step's prompt
+tokens; within a customer the oldest does (waiting.py). For a place the prompts of its running sequences count as read,
+or an empty batch would go whole to one customer.
+
+A step computes every decoding sequence and at most `prompt_tokens_per_step` prompt tokens. Decode rows come on top:
+they never wait, and what a prompt can add to the time of their step is the same however many they are, while prompts
+are read as fast beside a full batch as beside an empty one.
 
 KV: a sequence is admitted when the tokens it has fit, and grows block by block. When blocks run out, the youngest
-running sequence gives all of its own back and later reads its tokens again (a row's bits do not depend on that). The
-oldest is never preempted and `fault` refuses what could not fit alone, so there is always progress.
-
-Bounded waiting: while a load finds no slot to take, at most BLOCKED_PASSES adapter sequences that came later than the
-one it is for are admitted, then none until it has one: requests for resident adapters cannot starve the others.
+running sequence of the customer with the largest counter gives its own back and later reads its tokens again, most of
+them from the prefix cache (a row's bits do not depend on that). The oldest is never preempted and `fault` refuses what
+could not fit alone, so there is always progress.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Listing
-from itertools import takewhile
 
 import msgspec
 
 from schemas.engine import SequenceFinished, StartSequence, Token
 from schemas.reasons import FinishReason
-from workers.engine.kv_blocks import BLOCK_TOKENS, KvBlocks, OutOfBlocks, blocks_for
+from workers.engine.fairness import Fairness, cost
+from workers.engine.kv_blocks import BLOCK_TOKENS, KvBlocks, OutOfBlocks
 from workers.engine.sequence import Sequence, fault
 from workers.engine.slots import NO_ADAPTER, Slots
-
-BLOCKED_PASSES = 64
+from workers.engine.waiting import Waiting
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -64,11 +68,9 @@ class Scheduler:
         self.limits = limits
         self._slots = slots
         self._blocks = KvBlocks(limits.kv_tokens // BLOCK_TOKENS)
-        self._waiting: dict[int, Sequence] = {}  # in order of arrival
+        self._fairness = Fairness()
+        self._waiting = Waiting(slots)
         self._running: dict[int, Sequence] = {}  # in order of arrival
-        self._asked: set[str] = set()  # contents said to be missing and not answered yet
-        self._blocked: list[str] = []  # contents whose load finds no slot, oldest need first
-        self._passes = 0  # admissions past the first of them
         self._started = 0
         self._joined: list[int] = []
 
@@ -82,14 +84,15 @@ class Scheduler:
 
     @property
     def free_blocks(self) -> int:
+        """KV blocks that may be taken; those that hold known prefixes count."""
         return self._blocks.free
 
     def tokens_in_flight(self) -> int:
-        return sum(s.in_flight for group in (self._waiting, self._running) for s in group.values())
+        return sum(s.in_flight for group in (self._waiting, self._running.values()) for s in group)
 
     def start(self, start: StartSequence) -> SequenceFinished | None:
         """Takes a sequence, or says why it ends before it began."""
-        if start.seq in self._waiting or start.seq in self._running:
+        if start.seq in self._running or self._waiting.get(start.seq):
             raise ValueError(f"sequence {start.seq} was started twice")
         self._started += 1
         sequence = Sequence(start, self._started, self.limits.context_length)
@@ -98,7 +101,7 @@ class Scheduler:
             return self._finished(sequence, FinishReason.ERROR, detail)
         if reason := sequence.ending():
             return self._finished(sequence, reason, "")
-        self._waiting[start.seq] = sequence
+        self._waiting.add(sequence)
         return None
 
     def cancel(self, seq: int, reason: FinishReason) -> SequenceFinished | None:
@@ -108,37 +111,29 @@ class Scheduler:
 
     def fail_adapter(self, content_id: str, detail: str) -> list[SequenceFinished]:
         """Ends every sequence that waits for this content."""
-        self._asked.discard(content_id)
-        waiting = [s for s in self._waiting.values() if s.content_id == content_id]
+        self._waiting.answered(content_id)
+        waiting = [s for s in self._waiting if s.content_id == content_id]
         return [self._finished(s, FinishReason.LOAD_FAILED, detail) for s in waiting]
 
     def missing(self) -> list[str]:
         """Contents that sequences wait for and nobody was asked for yet, in order of need; they count as asked now."""
-        news = [c for c in self._wanted() if c not in self._asked and not self._slots.holds(c)]
-        self._asked.update(news)
-        return news
+        return self._waiting.missing()
 
     def answered(self, content_id: str) -> None:
         """The load ended, well or badly: from here on the content may be said to be missing again."""
-        self._asked.discard(content_id)
+        self._waiting.answered(content_id)
 
     def by_need(self, contents: Iterable[str]) -> list[str]:
         """The contents in the order in which waiting sequences need them; those that nobody waits for come last."""
-        need = {content: order for order, content in enumerate(self._wanted())}
-        return sorted(contents, key=lambda content: need.get(content, len(need)))
+        return self._waiting.by_need(contents)
 
     def spared(self, content_id: str) -> set[str]:
-        """Contents that a load of `content_id` may not evict: those that an older waiting sequence needs.
-
-        Without this order two adapters whose sequences wait for a row could evict each other for ever.
-        """
-        return set(takewhile(lambda wanted: wanted != content_id, self._wanted()))
+        """Contents that a load of `content_id` may not evict: those that an older waiting sequence needs."""
+        return self._waiting.spared(content_id)
 
     def loads_blocked(self, contents: list[str]) -> None:
         """Says which loads, oldest need first, wait because no slot may be taken."""
-        if contents[:1] != self._blocked[:1]:
-            self._passes = 0
-        self._blocked = contents
+        self._waiting.loads_blocked(contents)
 
     def joined(self) -> list[int]:
         """Sequences admitted since this was last asked; one that was preempted comes again."""
@@ -146,30 +141,37 @@ class Scheduler:
         return joined
 
     def plan(self) -> list[Row]:
-        """The rows of the next step: every decoding sequence, and prompt chunks up to the budget, oldest first."""
+        """The rows of the next step, oldest first: every decoding sequence, and prompt chunks up to the budget."""
         self._make_room()
-        self._admit()
-        rows, budget = [], self.limits.prompt_tokens_per_step
+        servable = self._waiting.servable()
+        self._fairness.want(servable.keys() | {s.customer for s in self._running.values() if s.reading})
+        self._admit(servable)
+        chunks = self._chunks()
+        rows = []
         for sequence in self._running.values():
-            left = len(sequence.tokens) - sequence.computed
-            decoding = sequence.computed >= sequence.known
-            count = left if decoding else min(left, budget)
-            if count:
-                budget -= 0 if decoding else count
-                blocks = self._blocks.held(sequence.seq)
-                rows.append(Row(sequence, sequence.computed, count, count == left, blocks))
+            if count := chunks.get(sequence.seq, 0) if sequence.reading else sequence.left:
+                blocks = list(self._blocks.held(sequence.seq))
+                rows.append(Row(sequence, sequence.computed, count, count == sequence.left, blocks))
         return rows
 
     def settle(self, rows: Listing[Row], outcomes: Listing[Outcome]) -> tuple[list[Token], list[SequenceFinished]]:
         """Takes in what a step computed: new tokens, and the sequences that ended with it."""
         tokens: list[Token] = []
         finished: list[SequenceFinished] = []
+        # Failures first: no other row may take over a block of a sequence that fails in the same step.
         for row, outcome in zip(rows, outcomes, strict=True):
-            sequence = row.sequence
             if isinstance(outcome, Failure):
-                finished.append(self._finished(sequence, FinishReason.ERROR, outcome.detail))
+                self._blocks.discard(row.sequence.seq)
+                finished.append(self._finished(row.sequence, FinishReason.ERROR, outcome.detail))
+        for row, outcome in zip(rows, outcomes, strict=True):
+            sequence, computed = row.sequence, row.start + row.count
+            self._fairness.charge(
+                sequence.customer, sequence.weight, sequence.pay(computed), int(isinstance(outcome, int))
+            )
+            if isinstance(outcome, Failure):
                 continue
-            sequence.computed = row.start + row.count
+            sequence.computed = computed
+            self._blocks.computed(sequence.seq, sequence.tokens, computed)
             if outcome is None:
                 continue
             tokens.append(Token(sequence.seq, sequence.length, outcome))
@@ -179,59 +181,78 @@ class Scheduler:
         return tokens, finished
 
     def _make_room(self) -> None:
-        """Every running sequence gets blocks for all its tokens; the youngest ones give way if need be."""
+        """Every running sequence gets blocks for all its tokens; others give way if need be."""
         for sequence in list(self._running.values()):
             while sequence.seq in self._running:
                 try:
                     self._blocks.grow(sequence.seq, len(sequence.tokens))
                     break
                 except OutOfBlocks:
-                    self._preempt(next(reversed(self._running.values())))
+                    self._preempt()
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self) -> None:
+        """The youngest of the customer with the largest counter gives way; the oldest of all never does."""
+        others = list(self._running.values())[1:]
+        sequence = max(others, key=lambda s: (self._fairness.counter(s.customer), s.age))
         self._leave(sequence)
         sequence.restart()
-        self._waiting = _by_age(self._waiting | {sequence.seq: sequence})  # back to where it stood
+        self._waiting.add(sequence)
 
-    def _admit(self) -> None:
-        overtaking = False  # past the first sequence whose load finds no slot
-        for sequence in list(self._waiting.values()):
-            if len(self._running) >= self.limits.max_rows:
-                break
-            if sequence.content_id and not self._slots.holds(sequence.content_id):
-                overtaking = overtaking or sequence.content_id in self._blocked
-                continue
-            if sequence.content_id and overtaking and self._passes >= BLOCKED_PASSES:
+    def _admit(self, servable: dict[str, deque[Sequence]]) -> None:
+        """Fills free places, each from the customer that got least. The first that finds no room is not passed."""
+        due = defaultdict[str, float](float)  # prompt tokens still to be paid, over the weight
+        for sequence in self._running.values():
+            due[sequence.customer] += cost(sequence.weight, sequence.unpaid)
+        while servable and len(self._running) < self.limits.max_rows:
+            customer = min(servable, key=lambda c: (self._fairness.counter(c) + due[c], servable[c][0].age))
+            sequence = servable[customer].popleft()
+            if not servable[customer]:
+                del servable[customer]
+            if not self._waiting.may_pass(sequence):
                 continue
             # One block of headroom for each running sequence, or the next steps would preempt what this one admits.
-            if self._running and blocks_for(len(sequence.tokens)) + len(self._running) > self._blocks.free:
+            cached = self._blocks.admit(sequence.seq, sequence.space(), sequence.tokens, len(self._running))
+            if cached is None:
                 break
-            self._passes += bool(sequence.content_id) and overtaking
-            del self._waiting[sequence.seq]
-            self._blocks.grow(sequence.seq, len(sequence.tokens))
+            self._waiting.admitted(sequence)
+            sequence.skip(cached)
+            due[customer] += cost(sequence.weight, sequence.unpaid)
             if sequence.content_id:
                 sequence.lease = self._slots.lease(sequence.seq, sequence.content_id)
             self._running[sequence.seq] = sequence
             self._joined.append(sequence.seq)
-        self._running = _by_age(self._running)
+        self._running = dict(sorted(self._running.items(), key=lambda item: item[1].age))
 
-    def _wanted(self) -> dict[str, None]:
-        """Contents that sequences wait for, oldest need first."""
-        return dict.fromkeys(s.content_id for s in self._waiting.values() if s.content_id)
+    def _chunks(self) -> dict[int, int]:
+        """Sequence -> prompt tokens that it reads in this step, each from the customer that got least."""
+        reading: dict[str, deque[Sequence]] = {}
+        for sequence in self._running.values():
+            if sequence.reading:
+                reading.setdefault(sequence.customer, deque()).append(sequence)
+        chunks: dict[int, int] = {}
+        given = defaultdict[str, float](float)  # in this step, over the weight
+        budget = self.limits.prompt_tokens_per_step
+        while reading and budget:
+            customer = min(reading, key=lambda c: (self._fairness.counter(c) + given[c], reading[c][0].age))
+            sequence = reading[customer].popleft()
+            if not reading[customer]:
+                del reading[customer]
+            sequence.skip(self._blocks.skip(sequence.seq, sequence.tokens, sequence.computed))
+            count = min(sequence.left, budget)
+            chunks[sequence.seq] = count
+            budget -= count
+            given[customer] += cost(sequence.weight, count)
+        return chunks
 
     def _finished(self, sequence: Sequence, reason: FinishReason, detail: str) -> SequenceFinished:
         lease = sequence.lease
         self._leave(sequence)
-        return SequenceFinished(sequence.seq, sequence.length, reason, detail, lease.slot, lease.epoch)
+        return SequenceFinished(sequence.seq, sequence.length, reason, detail, lease.slot, lease.epoch, sequence.cached)
 
     def _leave(self, sequence: Sequence) -> None:
         """The one way out of the batch or the queue: lease and blocks go back."""
-        self._waiting.pop(sequence.seq, None)
+        self._waiting.remove(sequence.seq)
         self._running.pop(sequence.seq, None)
         self._slots.release(sequence.seq)
         self._blocks.release(sequence.seq)
         sequence.lease = NO_ADAPTER
-
-
-def _by_age(sequences: dict[int, Sequence]) -> dict[int, Sequence]:
-    return dict(sorted(sequences.items(), key=lambda item: item[1].age))

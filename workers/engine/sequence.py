@@ -4,6 +4,8 @@ import math
 
 from schemas.engine import StartSequence
 from schemas.reasons import FinishReason
+from workers.engine.fairness import GREATEST_WEIGHT, LEAST_WEIGHT
+from workers.engine.prefix import Space
 from workers.engine.slots import NO_ADAPTER, Lease
 
 
@@ -12,20 +14,24 @@ class Sequence:
 
     While `computed` < `known` the sequence reads tokens it already has (prefill); after that each step computes the one
     newest token and samples the next (decode). `known` moves up when a preempted sequence starts over. `age` is its
-    number in order of arrival.
+    number in order of arrival. `given` tokens came with it; `paid` of them are charged to its customer or came from the
+    prefix cache, as did `cached` tokens of its prompt before it was ever preempted.
     """
 
     def __init__(self, start: StartSequence, age: int, context_length: int) -> None:
         self.seq = start.seq
         self.age = age
+        self.customer = start.customer
+        self.weight = start.weight
         self.content_id = start.content_id
         self.sampling = start.sampling
         self.stop_ids = frozenset(start.stop_ids)
         self.prompt_length = len(start.prompt)
         self.tokens = start.prompt + start.generated
         self.limit = min(self.prompt_length + start.max_tokens, context_length)
-        self.known = len(self.tokens)
-        self.computed = 0
+        self.given = self.known = len(self.tokens)
+        self.computed = self.paid = self.cached = 0
+        self.restarted = False
         self.lease: Lease = NO_ADAPTER
 
     @property
@@ -38,6 +44,35 @@ class Sequence:
         """Tokens still to be computed: known ones not yet read, and output still allowed."""
         return max(0, self.known - self.computed) + max(0, self.limit - len(self.tokens))
 
+    @property
+    def left(self) -> int:
+        """Tokens that are there and not computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def reading(self) -> bool:
+        return self.computed < self.known
+
+    @property
+    def unpaid(self) -> int:
+        return self.given - self.paid
+
+    def space(self) -> Space:
+        """Whose prefixes it may take over and adds to."""
+        return Space(self.customer, self.content_id, merged=False)
+
+    def skip(self, computed: int) -> None:
+        """Its tokens up to `computed` came from the prefix cache and cost nothing."""
+        if not self.restarted:
+            self.cached += min(computed, self.prompt_length) - min(self.computed, self.prompt_length)
+        self.computed, self.paid = computed, max(self.paid, min(computed, self.given))
+
+    def pay(self, computed: int) -> int:
+        """Tokens that came with it, among its first `computed`, which were not paid; they are from here on."""
+        due = max(0, min(computed, self.given) - self.paid)
+        self.paid += due
+        return due
+
     def ending(self) -> FinishReason | None:
         """Whether the tokens so far end the sequence."""
         if self.length and self.tokens[-1] in self.stop_ids:
@@ -48,6 +83,7 @@ class Sequence:
 
     def restart(self) -> None:
         """Forgets what was computed, not the tokens: everything is read again."""
+        self.restarted = True
         self.known, self.computed, self.lease = len(self.tokens), 0, NO_ADAPTER
 
 
@@ -66,4 +102,6 @@ def fault(start: StartSequence, vocab_size: int, kv_tokens: int, context_length:
         return f"temperature: {start.sampling.temperature} is not a number of at least 0"
     if not 0 < start.sampling.top_p <= 1:
         return f"top_p: {start.sampling.top_p} is not in (0, 1]"
+    if not LEAST_WEIGHT <= start.weight <= GREATEST_WEIGHT:
+        return f"weight: {start.weight} is not in [{LEAST_WEIGHT}, {GREATEST_WEIGHT}]"
     return ""

@@ -78,3 +78,13 @@ def test_adapters_at_once_and_each_alone_give_the_same_tokens(runner: TorchRunne
         alone = InProcess(runner, ADAPTERS, 1024)
         alone.say(*(load for load in loads if name and load.content_id == content_id(name)))
         assert alone.say(start(seq, prompt, name, TOKENS)).run().tokens(seq) == together.tokens(seq)
+
+
+def test_a_prefix_from_the_cache_gives_the_same_tokens(runner: TorchRunner, loads: list[LoadSlot]) -> None:
+    engine = InProcess(runner, ADAPTERS, 1024).say(*loads)
+    for seq in range(2):
+        engine.say(*(start(4 * seq + at, PROMPTS[3], name, TOKENS) for at, name in enumerate(["", "real0", "real1"])))
+        engine.run()
+    for at in range(3):
+        assert (engine.finished(at).cached, engine.finished(4 + at).cached) == (0, 48)
+        assert engine.tokens(at) == engine.tokens(4 + at)

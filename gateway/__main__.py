@@ -6,6 +6,7 @@ Exit status: 0 told to end, 1 a fault, 2 bad settings, 4 replaced by a newer cla
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -166,6 +167,7 @@ class Gateway:
             self.readiness.claimed = True
             while self.readiness.why_not() is not None:  # noqa: ASYNC110 - both readers' first word, in milliseconds
                 await asyncio.sleep(0.02)
+            gc.freeze()  # what the start has left is for good: no collection need walk it
             print(f"ready gateway={claim.place} incarnation={claim.incarnation}", flush=True)
 
     async def _measure_lag(self) -> NoReturn:

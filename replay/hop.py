@@ -6,13 +6,12 @@ hop, and SSE out. Beside it, in the same run and on the same broker, a bare aiok
 """
 
 import asyncio
-import time
 
-import aiohttp
 import msgspec
 
-from replay.openloop import Latencies, drive
+from replay.openloop import LEAST, Latencies, drive
 from replay.pingpong import measure as pingpong
+from replay.rawchat import RawChats
 from replay.stage import Stage
 
 CUSTOMER = "hop"
@@ -39,24 +38,9 @@ async def drive_chats(url: str, key: str, model: str, rates: list[float], second
     body = msgspec.json.encode(
         {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1, "stream": True}
     )
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-
-        async def chat(_: int) -> float:
-            started = time.perf_counter()
-            async with session.post(f"{url}/v1/chat/completions", data=body) as answer:
-                answer.raise_for_status()
-                first = 0.0
-                async for line in answer.content:
-                    if not first and b'"content":"' in line and b'"content":""' not in line:
-                        first = time.perf_counter()
-                if not first:
-                    raise ValueError("no token came")
-            return (first - started) * 1000
-
+    async with RawChats(url, key, body) as chat:
         await drive(50, 2, chat)  # caches, connections and the JVM warm up
-        return [await drive(rate, seconds if rate > 1 else max(seconds, 30), chat) for rate in rates]
+        return [await drive(rate, max(seconds, LEAST / rate), chat) for rate in rates]
 
 
 async def measure(stage: Stage, direct: list[Latencies], rates: list[float], seconds: float) -> list[Hop]:

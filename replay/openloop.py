@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+LEAST = 60  # requests behind a median worth printing
+
 
 class Latencies(msgspec.Struct, frozen=True):
     """Milliseconds over `count` answered requests; `failed` were not answered."""

@@ -14,7 +14,7 @@ import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from replay.openloop import Latencies, drive
+from replay.openloop import LEAST, Latencies, drive
 
 FETCH_WAIT_MS = 50
 PAYLOAD = b"x" * 300  # about a Submit of a short prompt
@@ -77,7 +77,7 @@ async def measure(bootstrap: str, rates: list[float], seconds: float) -> list[La
 
         receiver = asyncio.create_task(receive(), name="pong reader")
         await drive(50, 2, trip)  # the JVM compiles its hot paths
-        results = [await drive(rate, seconds if rate > 1 else max(seconds, 30), trip) for rate in rates]
+        results = [await drive(rate, max(seconds, LEAST / rate), trip) for rate in rates]
         receiver.cancel()
         await producer.stop()
         await consumer.stop()

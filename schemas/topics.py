@@ -26,6 +26,7 @@ class Topic(msgspec.Struct, frozen=True):
 
     wire: "msgpack" on the hot path, "json" for everything a person may read with a console tool.
     retention_ms 0: compacted, kept for ever.
+    linger_ms: how long a record may wait for company in its batch; only where nobody waits for the record.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Topic(msgspec.Struct, frozen=True):
     value: Any  # the type, or union of types, of its records
     wire: str
     retention_ms: int
+    linger_ms: int = 0
 
     @property
     def compacted(self) -> bool:
@@ -55,8 +57,8 @@ USAGE = Topic("usage", 8, "customer id", Usage, "json", HOUR_MS)
 ADAPTER_STATS = Topic("adapter-stats", 8, "adapter id", AdapterStats, "json", 0)
 REPLICA_COMMANDS = Topic("replica-commands", REPLICA_PLACES, "command id", ReplicaCommand, "json", HOUR_MS)
 CUSTOMERS = Topic("customers", 1, "customer id", Customer, "json", 0)
-FINISHED = Topic("finished", 8, "customer id", Ended, "json", 7 * DAY_MS)
-CACHE_EVENTS = Topic("cache-events", 8, "replica", CacheEvent, "json", 7 * DAY_MS)
+FINISHED = Topic("finished", 8, "customer id", Ended, "json", 7 * DAY_MS, linger_ms=100)
+CACHE_EVENTS = Topic("cache-events", 8, "replica", CacheEvent, "json", 7 * DAY_MS, linger_ms=100)
 
 TOPICS: tuple[Topic, ...] = (
     REQUESTS,

@@ -5,6 +5,7 @@ Exit status: 0 told to end, 1 a fault, 2 bad settings, 3 the engine crashed, 4 r
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -91,6 +92,8 @@ class Worker:
 
     async def _place_free(self) -> None:
         await self.tables.reader.caught_up()
+        if self.settings.take_over:
+            await self.tables.place.bury(self.cold)  # loading the base takes seconds, and streams wait
         await self.tables.place.wait_free(self.settings.take_over)
 
     async def serve(self, ready: Ready, claim: Claim) -> int:
@@ -137,6 +140,7 @@ class Worker:
 
         async def say_ready() -> None:
             await beats.first.wait()
+            gc.freeze()  # what the start has left is for good: no collection need walk it
             print(f"ready replica={s.replica} incarnation={claim.incarnation}", flush=True)
 
         loading = Loading(engine, loader, ledger, s.replica, claim.incarnation, tables.by_content)

@@ -60,6 +60,7 @@ class _Lane:
 
     topic: str
     partition: int
+    linger_s: float
     queue: deque[_Record] = field(default_factory=deque)
     handed: list[_Record] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -181,7 +182,7 @@ class Writer:
         if self._queued >= self._max_queued:
             raise NotWritten(f"{self.name}: {self._queued} records wait already")
         name = self._settings.topic_name(topic)
-        lane = self._lanes.setdefault((name, partition), _Lane(name, partition))
+        lane = self._lanes.setdefault((name, partition), _Lane(name, partition, topic.linger_ms / 1000))
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
         record = _Record(key_bytes, data, time.monotonic() + self._delivery_s, future)
         lane.queue.append(record)
@@ -203,6 +204,9 @@ class Writer:
         try:
             while lane.queue:
                 try:
+                    if lane.linger_s and not self._closed:
+                        # To the next common tick: batches of all such lanes leave in one request.
+                        await asyncio.sleep(lane.linger_s - time.monotonic() % lane.linger_s)
                     await self._deliver(lane)
                 except BusUnavailable as error:
                     behind = f"{lane.topic}/{lane.partition}: not sent, since a record before it failed: {error}"

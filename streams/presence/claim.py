@@ -3,7 +3,8 @@
 Owns: this process' incarnation, which is the offset of its claim. Ordering relied on: the table's single partition, so
 that of two claimants all readers see the same one last, and the last one holds the place. The earlier one learns of it
 from the table and must stop at once, publishing nothing more.
-A crash: the place stays taken until its silence has been heard for DEAD_S, or a starter that saw the death says so.
+A crash: the place stays taken until its silence has been heard for DEAD_S, or a starter that saw the death says so:
+the next holder then need not wait, and buries the last one before it does anything slow.
 
     place = Place(REPLICAS, 3, reader_age)          # and Table(REPLICAS, place.apply) in a TableReader
     await place.wait_free(take_over)                # while the base loads
@@ -19,6 +20,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn
+
+import msgspec
 
 from schemas.gateways import GatewayBeat, GatewayClaim, GatewayState
 from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaState, ReplicaStatus
@@ -119,6 +122,20 @@ class Place:
                 )
             await asyncio.sleep(LOOK_S)
 
+    async def bury(self, writer: Writer) -> None:
+        """Says the last word of a replica that its starter saw die, so that nobody waits for its silence to be long.
+
+        For a newcomer that will take long to be ready; the table is to be caught up. Nothing to say is fine.
+        """
+        holder = self._holders.get(self.place)
+        if holder is None or holder.gone or not isinstance(holder.beat, ReplicaBeat):
+            return
+        word = msgspec.structs.replace(holder.beat, status=ReplicaStatus.GONE, reason="died")
+        try:
+            await writer.send(self._topic, word, key=str(self.place), timeout_s=SEND_LIMIT_S)
+        except BusUnavailable as error:
+            log.warning("%s: the death of incarnation %d goes unsaid: %s", self._what, holder.incarnation, error)
+
     async def claim(
         self,
         writer: Writer,
@@ -151,10 +168,13 @@ class Place:
         return Claim(self.place, offset, start_offset, nonce)
 
     async def watch(self) -> None:
-        """Never returns. Raises ReplacedError as soon as the table shows a newer holder than this process."""
+        """Never returns. Raises ReplacedError when the table shows a newer holder, or this one buried alive."""
         while True:
             self._changed.clear()
             self.check()
+            holder = self._holders.get(self.place)
+            if holder is not None and holder.incarnation == self._mine and holder.gone:
+                raise ReplacedError(f"{self._what}: incarnation {self._mine} was taken for dead")
             await self._changed.wait()
 
     async def _publish(self, writer: Writer, claim: ReplicaClaim | GatewayClaim, nonce: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.adapters import AdapterRecord
 from schemas.gateways import GatewayBeat, GatewayClaim
-from schemas.replicas import ReplicaBeat, ReplicaClaim
+from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus
 from streams.presence.listening import ListeningClock
 from tests.simulation.log import Lane, Partition, Reader
 
@@ -47,6 +47,7 @@ class Process:
         self.nonce = ""
         self.start_offset = -1
         self.claims_until = 0.0
+        self.buried = False  # whether it has said its predecessor's last word
         self.incarnation = -1
         self.hot: Reader | None = None  # its own partition, once the place is its own
         self.beats = 0
@@ -62,6 +63,9 @@ class Process:
     def table(self) -> Partition:
         """The table in which this place is claimed."""
         raise NotImplementedError
+
+    def bury(self) -> None:
+        """Says the last word of a predecessor that is known to be dead."""
 
     def claim_record(self) -> ReplicaClaim | GatewayClaim:
         raise NotImplementedError
@@ -185,6 +189,10 @@ class Process:
         if self.hot is not None and incarnation > self.incarnation:
             self.world.count("replaced processes")
             self.end(f"replaced by {incarnation}")
+        elif self.hot is not None and isinstance(state, ReplicaBeat) and state.status is ReplicaStatus.GONE:
+            if incarnation == self.incarnation:
+                self.world.count("buried alive")
+                self.end("taken for dead")
         elif claims and self.hot is None and state.nonce == self.nonce:  # type: ignore[union-attr]
             self.incarnation = offset
             self.world.trace(f"{self.name} holds its place as incarnation {offset} from {self.start_offset}")
@@ -196,6 +204,9 @@ class Process:
     def _take_place(self, now: float) -> None:
         assert self.replay_to is not None
         caught_up = all(at >= to for at, to in zip(self.tables.positions, self.replay_to, strict=True))
+        if caught_up and self.take_over and not self.buried and self.world.broker.up:
+            self.buried = True
+            self.bury()
         if not caught_up or now < self.loaded_at or now < self.claims_until or not self.world.broker.up:
             return
         if not (self.take_over or self.is_free()):

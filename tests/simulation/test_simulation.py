@@ -21,6 +21,8 @@ FAULTS = (
     "zombie turns",
     "zombie words dropped",
     "replaced processes",
+    "dead replicas buried",
+    "buried alive",
     "replaced, by a request",
     "stale rejections",
     "stale rejections heard",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from schemas.gateways import GatewayBeat, GatewayClaim
 from schemas.reasons import RejectReason, Tier
 from schemas.replicas import ENGINE_CRASHED, ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency
@@ -24,6 +26,7 @@ class Worker(Process):
 
     def __init__(self, world: Any, place: int, take_over: bool) -> None:
         super().__init__(world, place, take_over)
+        self.loaded_at = world.now + 1.0 * world.rng.random()
         self.replica_view: Holders[ReplicaBeat] = Holders()
         self.gateway_view: Holders[GatewayBeat] = Holders()
         self.engine = Engine()
@@ -41,6 +44,13 @@ class Worker(Process):
 
     def claim_record(self) -> ReplicaClaim:
         return ReplicaClaim(self.place, self.nonce, self.start_offset, BASE, "simulated", 0)
+
+    def bury(self) -> None:
+        holder = self.replica_view.get(self.place)
+        if holder is not None and not holder.gone and holder.beat is not None:
+            self.world.count("dead replicas buried")
+            word = msgspec.structs.replace(holder.beat, status=ReplicaStatus.GONE, reason="died")
+            self.lane(self.table()).send(word, sure=True)
 
     def is_free(self) -> bool:
         return self.replica_view.free(self.place)

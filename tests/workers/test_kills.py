@@ -54,7 +54,9 @@ async def test_a_newer_claim_ends_the_older_worker_at_once(rig: Rig) -> None:
     assert second > first
     assert await rig.exit_status(old) == 4
     told = len(rig.of("r").events)
-    assert rig.gone(first) is None
+    word = rig.gone(first)
+    assert word is not None
+    assert word.reason == "died"  # the newcomer's word, who was told so: the old one said none
     await rig.submit("stale", [1], 9, first)
     end = await rig.ended("stale")
     assert isinstance(end, Rejected)

@@ -5,8 +5,9 @@ import pytest
 
 from infra.local.ports import pick
 from schemas.customers import ApiKey, Customer
-from schemas.reasons import Role
-from schemas.topics import ADAPTERS, CUSTOMERS, TOKENS, USAGE
+from schemas.reasons import Role, Tier
+from schemas.stats import CacheEvent
+from schemas.topics import ADAPTERS, CACHE_EVENTS, CUSTOMERS, TOKENS, USAGE
 from streams.bus.admin import ensure_topics
 from streams.bus.errors import BusUnavailable, NotWritten
 from streams.bus.reader import Reader
@@ -115,3 +116,19 @@ async def test_stop_ends_at_whatever_moment_it_comes() -> None:
         async with asyncio.timeout(6):
             await writer.stop(flush_s=0)
         assert queued.exception() is not None
+
+
+@pytest.mark.real
+async def test_a_topic_that_lingers_sends_at_its_ticks_and_in_order(settings: KafkaSettings) -> None:
+    await ensure_topics(settings)
+    linger_s = CACHE_EVENTS.linger_ms / 1000
+    event = CacheEvent(0, 1, 2, "acme/a@1", "c", "load", Tier.RAM, Tier.DISK, 1, 1.0)
+    async with Writer(settings, "test") as writer:
+        assert (await writer.send(CACHE_EVENTS, event, key="1")).offset == 0
+        began = time.monotonic()
+        for first in (1, 4, 7):
+            written = [writer.send_nowait(CACHE_EVENTS, event, key="1") for _ in range(3)]
+            assert [w.offset for w in await asyncio.gather(*written)] == [first, first + 1, first + 2]
+        assert time.monotonic() - began > 2 * linger_s
+        last = writer.send_nowait(CACHE_EVENTS, event, key="1")
+    assert (await last).offset == 10  # a writer that ends waits for no tick

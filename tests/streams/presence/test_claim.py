@@ -10,12 +10,15 @@ from dataclasses import dataclass
 import pytest
 
 from schemas.gateways import GatewayBeat, GatewayClaim, GatewayState
-from schemas.topics import GATEWAYS
+from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaState, ReplicaStatus, Residency
+from schemas.tokens import LoadReport
+from schemas.topics import GATEWAYS, REPLICAS
 from streams.bus.admin import ensure_topics
 from streams.bus.settings import KafkaSettings
 from streams.bus.table import Change, Table, TableReader
 from streams.bus.writer import Writer
 from streams.presence.claim import Beats, Claim, Place, PlaceTakenError, ReplacedError
+from streams.presence.holders import Holders
 
 pytestmark = pytest.mark.real
 
@@ -150,3 +153,77 @@ async def test_beats_come_each_second_only_with_the_right_to(settings: KafkaSett
         await asyncio.sleep(0.3)
         assert len(one.seen) == before + 1
         task.cancel()
+
+
+@asynccontextmanager
+async def replica(settings: KafkaSettings, holders: Holders[ReplicaBeat]) -> AsyncIterator[tuple[Place, Writer]]:
+    """A process that wants replica place 1; `holders` is what its table says, as a gateway would read it."""
+
+    def on_change(change: Change[ReplicaState]) -> None:
+        place.apply(change)
+        match change.value:
+            case ReplicaClaim() as claim:
+                holders.claimed(1, change.offset, claim.start_offset, change.live, 0.0)
+            case ReplicaBeat() as beat:
+                word = beat.reason if beat.status is ReplicaStatus.GONE else None
+                holders.beaten(1, beat.incarnation, 0, beat, change.live, 0.0, word)
+
+    name = f"replica-{uuid.uuid4().hex[:4]}"
+    reader = TableReader(settings, [Table(REPLICAS, on_change)], name, fetch_wait_ms=20)
+    place = Place(REPLICAS, 1, reader.age)
+    async with reader, Writer(settings, name) as writer:
+        await reader.caught_up(10)
+        yield place, writer
+
+
+async def take(place: Place, writer: Writer) -> Claim:
+    async def start() -> int:
+        return 0
+
+    return await place.claim(writer, start, lambda nonce, at: ReplicaClaim(1, nonce, at, "base", "class", 0), True)
+
+
+def beat(claim: Claim) -> ReplicaBeat:
+    load = LoadReport(0, 0, 0, 0)
+    return ReplicaBeat(
+        1, claim.incarnation, 0, 0, ReplicaStatus.READY, 1, load, Residency(), "base", "class", 1, 0
+    )  # fmt: skip
+
+
+async def test_a_dead_replica_is_buried_before_its_place_is_taken(settings: KafkaSettings) -> None:
+    seen: Holders[ReplicaBeat] = Holders()
+    async with replica(settings, seen) as (dead, writer):
+        first = await take(dead, writer)
+        await writer.send(REPLICAS, beat(first), key="1")
+        async with replica(settings, Holders()) as (heir, heirs_writer):
+            assert not seen.free(1)
+            await heir.bury(heirs_writer)
+            async with asyncio.timeout(5):
+                while not seen.free(1):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            word = seen.get(1)
+            assert word is not None
+            assert word.beat is not None
+            assert (word.incarnation, word.beat.reason) == (first.incarnation, "died")
+            assert (await take(heir, heirs_writer)).incarnation > first.incarnation
+
+
+async def test_who_was_buried_alive_stops(settings: KafkaSettings) -> None:
+    async with replica(settings, Holders()) as (alive, writer):
+        first = await take(alive, writer)
+        await writer.send(REPLICAS, beat(first), key="1")
+        watch = asyncio.create_task(alive.watch())
+        async with replica(settings, Holders()) as (heir, heirs_writer):
+            await heir.bury(heirs_writer)
+            with pytest.raises(ReplacedError, match=f"{first.incarnation} was taken for dead"):
+                async with asyncio.timeout(5):
+                    await watch
+
+
+async def test_there_may_be_nobody_to_bury(settings: KafkaSettings) -> None:
+    seen: Holders[ReplicaBeat] = Holders()
+    async with replica(settings, seen) as (heir, writer):
+        await heir.bury(writer)
+        await take(heir, writer)
+        assert seen.get(1) is not None
+        assert not seen.free(1)

@@ -20,8 +20,12 @@ from infra.options import StackOptions
 from infra.progress import Progress
 from infra.supervisor import running
 from replay import company as companies
+from replay import engine_bench as engines
 from replay import hop as hops
 from replay import kills as killing
+from replay.engine_bench_rig import REQUESTS
+from replay.engine_bench_table import progress_bar
+from replay.engine_bench_table import tables as show_engine
 from replay.openloop import Latencies
 from replay.stage import Stage
 from replay.streams import PROMPTS, Script
@@ -81,6 +85,28 @@ def company(wants_json: bool, replicas: int, adapters: int, tokens: int) -> None
     result = asyncio.run(_company(replicas, adapters, tokens))
     _show([result], wants_json, _company_table)
     sys.exit(0 if result.same == adapters and result.most_in_step >= 2 else 1)
+
+
+@main.command()
+@with_json
+@click.option("--adapters", default="0,1,8,32", show_default=True, help="Different ones in the batch, a row for each.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each row.")
+@click.option("--pairs", type=click.IntRange(0), default=200, show_default=True, help="Alternating steps of each kind.")
+@click.option("--output", type=click.IntRange(2), default=64, show_default=True, help="Output tokens of a request.")
+@click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
+@click.option("--peers/--no-peers", default=True, help="Also transformers, PEFT and a plain torch loop.")
+def engine(wants_json: bool, adapters: str, rounds: int, pairs: int, output: int, threads: int, peers: bool) -> None:
+    """Speed with 0 to 32 different adapters in the batch, beside the machine's limit and beside peers.
+
+    A short look: --rounds 1 --pairs 20 --output 16 --no-peers.
+    """
+    counts = sorted({int(count) for count in adapters.split(",")})
+    if not counts or counts[0] < 0 or counts[-1] > REQUESTS:
+        raise click.BadParameter(f"{adapters}: give numbers from 0 to {REQUESTS}")
+    plan = engines.Plan(counts, output=output, rounds=rounds, pairs=pairs, threads=threads, peers=peers)
+    with progress_bar(STDERR) as stage:
+        result = engines.measure(plan, stage)
+    _show([result], wants_json, show_engine)
 
 
 @asynccontextmanager

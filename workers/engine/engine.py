@@ -4,6 +4,7 @@ Single-threaded: commands are handled between steps, never during one. A load co
 milliseconds. Nothing outlives a crash: the worker starts another engine and submits again.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,9 +26,12 @@ from schemas.engine import (
     UnloadSlot,
 )
 from workers.engine.runner import Runner
-from workers.engine.scheduler import Row, Scheduler
+from workers.engine.scheduler import Failure, Outcome, Row, Scheduler
 from workers.engine.slots import Lease, SlotInUse, Slots
 from workers.slot_image import ImageError
+
+_LOG = logging.getLogger(__name__)
+FAILED_STEPS = 3
 
 
 class Engine:
@@ -49,6 +53,7 @@ class Engine:
         self._loads: dict[str, Path] = {}  # content id -> image, waiting for a slot
         self._ended: list[SequenceFinished] = []  # since the last step
         self._steps = 0
+        self._failed_steps = 0  # on end, with an exception in every row
 
     def ready(self, max_rank: int) -> Ready:
         model, limits = self._runner.model, self._scheduler.limits
@@ -84,11 +89,36 @@ class Engine:
             self._emit(Missing(content_id))
         rows = self._scheduler.plan()
         if rows:
-            tokens, finished = self._scheduler.settle(rows, self._runner.run(rows))
+            tokens, finished = self._scheduler.settle(rows, self._run(rows))
             self._report(rows, tokens, finished)
         elif self._ended:
             self.tick()
         return bool(rows)
+
+    def _run(self, rows: list[Row]) -> list[Outcome]:
+        """Computes the step; if it cannot be computed whole, each row alone (its bits are the same), and those that
+        still raise end with their reason. Raises where the engine itself must be what is broken: several rows and
+        none can be computed, or a row alone for the third step on end.
+        """
+        try:
+            outcomes = self._runner.run(rows)
+        except Exception as error:
+            _LOG.exception("a step of %d rows failed; each is computed alone", len(rows))
+            outcomes = [self._alone(row) for row in rows]
+            if all(isinstance(outcome, Failure) for outcome in outcomes):
+                self._failed_steps += 1
+                if len(rows) > 1 or self._failed_steps == FAILED_STEPS:
+                    raise error
+                return outcomes
+        self._failed_steps = 0
+        return outcomes
+
+    def _alone(self, row: Row) -> Outcome:
+        try:
+            (outcome,) = self._runner.run([row])
+        except Exception as error:
+            return Failure(f"this row cannot be computed: {type(error).__name__}: {error}")
+        return outcome
 
     def tick(self) -> None:
         """An idle step: the proof of life."""

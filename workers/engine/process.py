@@ -3,7 +3,7 @@
 The step loop never waits for the network while it has rows: a reader thread fills a queue of commands and a writer
 thread empties one of events. Idle, it waits up to IDLE_TICK_S for a command and then says that it lives. The socket's
 end means that the worker is gone, and with it every reader of tokens: the process ends at once, there is no state to
-save. An exception in a step ends the process with status 1; the worker starts another one.
+save. An exception that is not one row's alone ends the process with status 1; the worker starts another one.
 """
 
 import os

@@ -34,7 +34,7 @@ class Runner(Protocol):
         """The slot holds nothing any more."""
 
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
-        """Computes one step. An exception is the whole step's failure."""
+        """Computes one step. After an exception it is asked for the same rows one by one."""
 
 
 class Stamps:

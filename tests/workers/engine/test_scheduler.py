@@ -11,7 +11,7 @@ from schemas.engine import CancelSequence, FailAdapter, LoadSlot, Missing, SlotE
 from schemas.engine import UnloadSlot as Unload
 from schemas.reasons import FinishReason
 from schemas.requests import Sampling
-from tests.workers.engine.tiny import InProcess, content_id, start
+from tests.workers.engine.tiny import KV_TOKENS, InProcess, content_id, start
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.runner import Model, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row
@@ -283,3 +283,40 @@ def test_a_failing_row_ends_alone() -> None:
     assert (engine.finished(1).reason, engine.finished(1).detail) == (FinishReason.ERROR, "broken")
     assert engine.finished(1).length == 2
     assert engine.finished(2).reason is FinishReason.LENGTH
+
+
+def raising(counting: Counting, bad: set[int]) -> None:
+    """From here on a step raises if it holds one of these sequences."""
+    whole = counting.run
+
+    def run(rows: Sequence[Row]) -> list[Outcome]:
+        if bad & {row.sequence.seq for row in rows}:
+            raise RuntimeError("boom")
+        return whole(rows)
+
+    counting.run = run  # type: ignore[method-assign]
+
+
+def test_a_row_that_raises_ends_alone_and_its_neighbours_lose_no_token() -> None:
+    raising(counting := Counting(), {2})
+    engine = InProcess(counting, 1).say(*(start(seq, [seq] * 40) for seq in (1, 2, 3))).run()
+    assert engine.finished(2).reason is FinishReason.ERROR
+    assert engine.finished(2).detail == "this row cannot be computed: RuntimeError: boom"
+    assert engine.tokens(1) == engine.tokens(3) == list(range(100, 112))
+    assert engine.scheduler.free_blocks == KV_TOKENS // BLOCK_TOKENS
+
+
+def test_where_no_row_can_be_computed_the_engine_stops() -> None:
+    raising(counting := Counting(), {1, 2})
+    with pytest.raises(RuntimeError, match="boom"):
+        InProcess(counting, 1).say(start(1, [1]), start(2, [2])).run()
+
+
+def test_single_rows_that_raise_stop_the_engine_at_the_third_on_end() -> None:
+    raising(counting := Counting(), {1, 2, 4, 5, 6})
+    engine = InProcess(counting, 1)
+    for seq in (1, 2, 3, 4, 5):
+        engine.say(start(seq, [1])).run()
+    assert engine.finished(3).reason is FinishReason.LENGTH
+    with pytest.raises(RuntimeError, match="boom"):
+        engine.say(start(6, [1])).run()

@@ -244,6 +244,8 @@ class Fleet:
         for ended in step.finished:
             self.open.remove(ended.seq)  # KeyError: it ended twice
             start = self.starts[ended.seq]
+            # The engine lays what a row raises to its request: the runner's assertions come out here.
+            assert ended.reason is not FinishReason.ERROR or ended.detail == "spoiled", ended.detail
             assert ended.length == len(self.tokens[ended.seq])
             whole = self.alone(start.customer, start.content_id, start.prompt, start.max_tokens)
             assert self.tokens[ended.seq] == whole[: ended.length]

@@ -1,10 +1,9 @@
-"""Adapters as PEFT saves them, of every kind that is served, give PEFT's logits and the merged model's, all in one batch.
+"""Adapters as PEFT saves them, of every kind that is served: its logits and the merged model's, all in one batch.
 
 Each row of the table is a LoraConfig. Its weights are random and strong: the wrong adapter would change the next token.
 """
 
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def expected(tiny: Path, shape: ModelShape, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def ours(tiny: Path, native: NativeOperations, expected: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Tensor]]:
+def ours(tiny: Path, native: NativeOperations, expected: dict[str, tuple[Any, ...]]) -> dict[str, Tensor]:
     """name -> logits [prompts, vocab] of one forward pass that has all adapters and the base ("") in it."""
     runner = TorchRunner(tiny, "h", native, len(TABLE), MAX_RANK, 16 * BLOCKS * len(PROMPTS) * (len(TABLE) + 1))
     engine = InProcess(runner, len(TABLE)).say(*(load for load, _, _ in expected.values())).run()
@@ -119,7 +118,7 @@ def ours(tiny: Path, native: NativeOperations, expected: dict[str, tuple[Any, ..
             parts.append((prompt, 0, [BLOCKS * len(parts) + at for at in range(BLOCKS)]))
             of.append(slots[content_id(name)] if name else 0)
     logits = runner.llama.forward(tokens_batch(parts, of))
-    yield {name: logits[len(PROMPTS) * at :][: len(PROMPTS)] for at, name in enumerate(names)}
+    return {name: logits[len(PROMPTS) * at :][: len(PROMPTS)] for at, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -71,7 +71,7 @@ class Rig:
     def __init__(self, model: Path, threads: int, slots: int, tokens_each: int) -> None:
         blocks = REQUESTS * blocks_for(tokens_each) * 2 + SPARE_BLOCKS
         self.operations = operations(threads)
-        self.runner = TorchRunner(model, "bench", self.operations, slots, RANK, blocks * BLOCK_TOKENS)
+        self.runner = TorchRunner(model, "bench", self.operations, {RANK: slots}, blocks * BLOCK_TOKENS)
         self.slots = Slots(slots)
         about = self.runner.model
         self.limits = Limits(

@@ -2,8 +2,9 @@
 
 Owns the layout. File: a header of 4,096 bytes (magic, version, slot rank, content id, payload bytes), then the payload,
 float32 little-endian: for each matrix of MATRICES in that order A [L, r, k] and B kept rank-major [L, r, d], and last
-scale [7, L] (alpha / r; 0 where the adapter has nothing). r is the fleet's largest rank: smaller ranks are padded with
-zeros, absent layers and matrices are zero. One slot of the engine is one payload, so that loading is a single copy.
+scale [7, L] (alpha / r; 0 where the adapter has nothing) and rank [7, L], how many of the r rows each uses (0: none).
+r is the rank of the slots that it is for, the smallest of them that holds the adapter (`slot_rank`): what it does not
+use is zero. One slot of the engine is one payload, so that loading is a single copy.
 
 Writing is atomic (a temporary name beside the target, then a rename): a crash leaves at most a `.tmp-` file and never a
 half image under its real name. A reader checks header and size before it maps anything.
@@ -12,7 +13,7 @@ half image under its real name. A reader checks header and size before it maps a
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 
 HEADER_BYTES = 4096
 _HEADER = struct.Struct("<8sII32sQ")  # magic, version, slot rank, content id, payload bytes
-_MAGIC, _VERSION = b"LORASLOT", 1
+_MAGIC, _VERSION = b"LORASLOT", 2
 _FLOAT_BYTES = 4
 
 
@@ -43,13 +44,40 @@ class MatrixSpan(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Offsets of everything in a payload of `floats` floats; scale [7, L] starts at `scale`."""
+    """Offsets of everything in a payload of `floats` floats; scale [7, L] starts at `scale`, rank [7, L] at `ranks`."""
 
     layers: int
     rank: int
     spans: dict[str, MatrixSpan]
     scale: int
+    ranks: int
     floats: int
+
+
+def slot_pools(slots: int, max_rank: int, pools: str) -> dict[int, int]:
+    """Rank -> number of slots, ranks going up: as `pools` says ("8:24,16:8"), or `slots` of the largest rank.
+
+    Raises ValueError, which says what is wrong: the largest pool must hold the largest rank that is served.
+    """
+    if not pools:
+        return {max_rank: slots}
+    found: dict[int, int] = {}
+    for pair in pools.split(","):
+        rank, _, count = pair.partition(":")
+        if not (rank.isdecimal() and count.isdecimal() and int(rank) and int(count)) or int(rank) in found:
+            raise ValueError(f"{pair!r} is not rank:slots with two numbers above 0, each rank once")
+        found[int(rank)] = int(count)
+    if max(found) != max_rank:
+        raise ValueError(f"the largest rank is {max(found)}, it must be the largest that is served, {max_rank}")
+    return dict(sorted(found.items()))
+
+
+def slot_rank(rank: int, slot_ranks: Collection[int]) -> int:
+    """The smallest rank of slots that holds an adapter of this rank. Raises ImageError."""
+    fitting = [each for each in slot_ranks if each >= rank]
+    if not fitting:
+        raise ImageError(f"rank {rank} is larger than every slot's: {', '.join(map(str, sorted(slot_ranks)))}")
+    return min(fitting)
 
 
 def layout(shape: ModelShape, max_rank: int) -> Layout:
@@ -59,7 +87,8 @@ def layout(shape: ModelShape, max_rank: int) -> Layout:
         b = at + shape.layers * max_rank * k
         spans[name] = MatrixSpan(k=k, d=d, a=at, b=b)
         at = b + shape.layers * max_rank * d
-    return Layout(shape.layers, max_rank, spans, at, at + len(MATRICES) * shape.layers)
+    each = len(MATRICES) * shape.layers
+    return Layout(shape.layers, max_rank, spans, at, at + each, at + 2 * each)
 
 
 def image_bytes(shape: ModelShape, max_rank: int) -> int:
@@ -79,7 +108,7 @@ def write_image(
     Raises ImageError for a tensor that does not fit, OSError when shared memory is full; neither leaves a file.
     """
     plan = layout(shape, max_rank)
-    scale = np.zeros((len(MATRICES), shape.layers), np.float32)
+    scale, ranks = np.zeros((2, len(MATRICES), shape.layers), np.float32)
     header = _HEADER.pack(_MAGIC, _VERSION, max_rank, _raw_id(content_id), plan.floats * _FLOAT_BYTES)
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
@@ -92,8 +121,11 @@ def write_image(
                 rank = a.shape[0]
                 _write_at(file.fileno(), span.a + layer * max_rank * span.k, a)
                 _write_at(file.fileno(), span.b + layer * max_rank * span.d, b.T)
-                scale[MATRICES.index(matrix), layer] = factor if rank else 0.0
+                used = rank if factor else 0
+                scale[MATRICES.index(matrix), layer] = factor if used else 0.0
+                ranks[MATRICES.index(matrix), layer] = used
             _write_at(file.fileno(), plan.scale, scale)
+            _write_at(file.fileno(), plan.ranks, ranks)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -106,6 +138,7 @@ class SlotImage:
     def __init__(self, mapped: mmap.mmap, plan: Layout) -> None:
         self._mapped = mapped
         self._plan = plan
+        self.rank = plan.rank
         self.payload: Floats = np.frombuffer(mapped, np.float32, plan.floats, HEADER_BYTES)
 
     def a(self, matrix: str) -> Floats:
@@ -121,11 +154,22 @@ class SlotImage:
 
     def scale(self) -> Floats:
         """scale [7, L], rows in the order of MATRICES."""
-        return self.payload[self._plan.scale :].reshape(len(MATRICES), self._plan.layers)
+        return self.payload[self._plan.scale : self._plan.ranks].reshape(len(MATRICES), self._plan.layers)
+
+    def ranks(self) -> Floats:
+        """rank [7, L], whole numbers, rows in the order of MATRICES."""
+        return self.payload[self._plan.ranks :].reshape(len(MATRICES), self._plan.layers)
 
 
-def check_header(path: Path, content_id: str, max_rank: int) -> int:
-    """Payload bytes of the image at `path`. Raises ImageError when it is another content, rank or format."""
+class Header(msgspec.Struct, frozen=True):
+    """The rank of the slots that an image is for, and the bytes of its payload."""
+
+    rank: int
+    payload_bytes: int
+
+
+def check_header(path: Path, content_id: str, *slot_ranks: int) -> Header:
+    """The header of the image at `path`. Raises ImageError when it is another content, rank or format."""
     try:
         with open(path, "rb") as file:
             raw = file.read(_HEADER.size)
@@ -139,19 +183,21 @@ def check_header(path: Path, content_id: str, max_rank: int) -> int:
         raise ImageError(f"magic {magic!r} version {version} is not {_MAGIC!r} version {_VERSION}")
     if content != _raw_id(content_id):
         raise ImageError(f"the image holds content {content.hex()}, not {content_id}")
-    if rank != max_rank:
-        raise ImageError(f"the image is laid out for rank {rank}, the slots for {max_rank}")
+    if rank not in slot_ranks:
+        raise ImageError(f"the image is laid out for rank {rank}, the slots for {', '.join(map(str, slot_ranks))}")
     if size != HEADER_BYTES + payload:
         raise ImageError(f"the image has {size} bytes, its header says {HEADER_BYTES + payload}")
-    return int(payload)
+    return Header(int(rank), int(payload))
 
 
-def open_image(path: Path, content_id: str, shape: ModelShape, max_rank: int) -> SlotImage:
+def open_image(path: Path, content_id: str, shape: ModelShape, *slot_ranks: int) -> SlotImage:
     """Maps the image. Raises ImageError when header or size differ from what is asked for."""
-    payload = check_header(path, content_id, max_rank)
-    plan = layout(shape, max_rank)
-    if payload != plan.floats * _FLOAT_BYTES:
-        raise ImageError(f"the image's payload has {payload} bytes, this model's slots {plan.floats * _FLOAT_BYTES}")
+    header = check_header(path, content_id, *slot_ranks)
+    plan = layout(shape, header.rank)
+    if header.payload_bytes != plan.floats * _FLOAT_BYTES:
+        raise ImageError(
+            f"the image's payload has {header.payload_bytes} bytes, this model's slots {plan.floats * _FLOAT_BYTES}"
+        )
     with open(path, "rb") as file:
         return SlotImage(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), plan)
 

@@ -16,16 +16,18 @@ from workers.engine.runner import Runner
 from workers.engine.scheduler import Limits, Scheduler
 from workers.engine.simulated import SimulatedRunner
 from workers.engine.slots import Slots
+from workers.slot_image import slot_pools
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    pools = slot_pools(options.slots, options.max_rank, options.slot_pools)
     stream = connect(options.socket)
 
     def build(emit: Callable[[Event], None]) -> Engine:
-        runner = _runner(options)
-        slots = Slots(options.slots)
+        runner = _runner(options, pools)
+        slots = Slots(*pools.values())
         limits = Limits(runner.model.vocab_size, runner.model.context_length, options.kv_tokens)
         return Engine(Scheduler(limits, slots), slots, runner, emit, time.perf_counter)
 
@@ -37,16 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _runner(options: argparse.Namespace) -> Runner:
+def _runner(options: argparse.Namespace, pools: dict[int, int]) -> Runner:
     shape = ModelShape.of(options.model)
     digest = base_hash(options.model)
     if options.kind == "simulated":
-        return SimulatedRunner(shape, digest, options.max_rank, options.step_ms, options.load_ms)
+        return SimulatedRunner(shape, digest, list(pools), options.step_ms, options.load_ms)
     # Imported here: the simulated kind must not pay for torch.
     from workers.engine.torch_runner import TorchRunner, operations
 
     computing = operations(options.threads)
-    return TorchRunner(options.model, digest, computing, options.slots, options.max_rank, options.kv_tokens)
+    return TorchRunner(options.model, digest, computing, pools, options.kv_tokens)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -57,6 +59,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="threads of a step")
     parser.add_argument("--slots", type=int, default=8, help="adapters in slots, the base not counted")
     parser.add_argument("--max-rank", type=int, default=16, help="rank that a slot is sized for")
+    parser.add_argument("--slot-pools", default="", help="rank:slots,... instead, the largest rank being --max-rank")
     parser.add_argument("--kv-tokens", type=int, default=16384, help="positions that the KV cache holds")
     parser.add_argument("--step-ms", type=float, default=0.0, help="simulated: what a step takes")
     parser.add_argument("--load-ms", type=float, default=0.0, help="simulated: what filling a slot takes")

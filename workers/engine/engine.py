@@ -168,11 +168,11 @@ class Engine:
     def _filled(self, content_id: str, path: Path) -> bool:
         began = self._clock()
         try:
-            copy = self._runner.open(content_id, path)  # first: a bad image must evict nobody
+            pool, copy = self._runner.open(content_id, path)  # first: a bad image must evict nobody
         except ImageError as error:
             self._emit(SlotFailed(content_id, str(error)))
             return True
-        place = self._slots.place(content_id, self._scheduler.spared(content_id).__contains__)
+        place = self._slots.place(content_id, self._scheduler.spared(content_id).__contains__, pool)
         if place is None:
             return False
         if place.evicted:

@@ -91,6 +91,64 @@ constexpr int GEMM_ROWS = 4, GEMM_WIDE = 1, HEADS_AT_ONCE = 2, VECTORS_AT_ONCE =
 
 inline void prefetch(const float* p) { __builtin_prefetch(p); }
 
+// Memory that will be read soon, fetched into the second-level cache while something else is computed: a product whose
+// rows fit few registers' worth of work waits for its weights otherwise, first for the memory and then for itself.
+class Soon {
+ public:
+  void add(const float* from, int64_t floats) {
+    if (floats <= 0 || count_ == SPANS) return;
+    spans_[count_++] = {reinterpret_cast<const char*>(from), reinterpret_cast<const char*>(from + floats)};
+    lines_ += floats / LANES + 1;
+  }
+
+  // Spreads what was added over `steps` calls of `step`.
+  void spread(int64_t steps) {
+    rate_ = int((lines_ + steps - 1) / std::max<int64_t>(1, steps));
+    if (count_) at_ = spans_[0].from;
+  }
+
+  inline void step() {
+    for (int i = 0; i < rate_; i++) {
+      __builtin_prefetch(at_, 0, 2);
+      at_ += LINE;
+      if (at_ >= spans_[span_].until) advance();
+    }
+  }
+
+ private:
+  static constexpr int SPANS = 64, LINE = 64;
+  struct Span {
+    const char *from, *until;
+  };
+
+  void advance() {
+    if (++span_ < count_) {
+      at_ = spans_[span_].from;
+    } else {
+      span_ = count_ - 1;
+      rate_ = 0;
+    }
+  }
+
+  Span spans_[SPANS];
+  int count_ = 0, span_ = 0, rate_ = 0;
+  int64_t lines_ = 0;
+  const char* at_ = nullptr;
+};
+
+// One tree everywhere: lanes l and l + 8, then 4, 2 and 1 apart.
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+inline float sum(F16 a) {
+#if defined(__AVX512F__)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+  const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+#endif
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 inline float sum(F16 a) {
   float v[LANES];
   store(v, a);
@@ -98,6 +156,7 @@ inline float sum(F16 a) {
     for (int l = 0; l < width; l++) v[l] += v[l + width];
   return v[0];
 }
+#endif
 
 inline float largest(F16 a) {
   float v[LANES];
@@ -137,7 +196,7 @@ inline void pause() {
 // round ends when its tasks have: a helper that sleeps or is not scheduled holds nobody up.
 class Pool {
  public:
-  explicit Pool(int threads) {
+  explicit Pool(int threads) : threads_(threads) {
     for (int i = 1; i < threads; i++) helpers_.emplace_back([this] { help(); });
   }
 
@@ -146,6 +205,8 @@ class Pool {
     wake();
     for (auto& helper : helpers_) helper.join();
   }
+
+  int threads() const { return threads_; }
 
   template <typename Task>
   void run(int count, const Task& task) {
@@ -198,6 +259,7 @@ class Pool {
     wake_.notify_all();
   }
 
+  const int threads_;
   std::vector<std::thread> helpers_;
   std::mutex lock_;
   std::condition_variable wake_;
@@ -214,7 +276,7 @@ std::unique_ptr<Pool> pool;
 
 // y[r][c] = sum over i of w[i][c] * x[i][r], i ascending: WIDE vectors of one panel against ROWS packed rows.
 template <int ROWS, int WIDE>
-void multiply(const float* w, const float* x, int k, float* y, int64_t y_stride) {
+void multiply(const float* w, const float* x, int k, float* y, int64_t y_stride, Soon& soon) {
   F16 acc[ROWS][WIDE];
   for (int r = 0; r < ROWS; r++)
     for (int c = 0; c < WIDE; c++) acc[r][c] = all(0.0f);
@@ -222,6 +284,7 @@ void multiply(const float* w, const float* x, int k, float* y, int64_t y_stride)
     F16 wide[WIDE];
     for (int c = 0; c < WIDE; c++) wide[c] = load(w + c * LANES);
     for (int c = 0; c < WIDE; c++) prefetch(w + AHEAD + c * LANES);
+    soon.step();
     for (int r = 0; r < ROWS; r++) {
       const F16 value = all(x[r]);
       for (int c = 0; c < WIDE; c++) acc[r][c] = fma(wide[c], value, acc[r][c]);
@@ -232,11 +295,11 @@ void multiply(const float* w, const float* x, int k, float* y, int64_t y_stride)
 }
 
 template <int ROWS>
-void multiply_panel(int rows, const float* w, const float* x, int k, float* y, int64_t y_stride) {
+void multiply_panel(int rows, const float* w, const float* x, int k, float* y, int64_t y_stride, Soon& soon) {
   if constexpr (ROWS > 1)
-    if (rows < ROWS) return multiply_panel<ROWS - 1>(rows, w, x, k, y, y_stride);
+    if (rows < ROWS) return multiply_panel<ROWS - 1>(rows, w, x, k, y, y_stride, soon);
   for (int c = 0; c < PANEL / LANES; c += GEMM_WIDE)
-    multiply<ROWS, GEMM_WIDE>(w + c * LANES, x, k, y + c * LANES, y_stride);
+    multiply<ROWS, GEMM_WIDE>(w + c * LANES, x, k, y + c * LANES, y_stride, soon);
 }
 
 }  // namespace
@@ -267,8 +330,118 @@ void engine_embed(const float* packed, int k, const int32_t* ids, int n, float* 
   });
 }
 
-// y [n, d] = x [n, k] times the transposed weight. scratch holds n * k floats.
-void engine_linear(const float* packed, int d, int k, const float* x, int n, float* y, float* scratch) {
+// One adapted matrix of one layer: floats from a slot's start to A [r, k], B [r, d] (rank-major), its scale and its rank
+// (how many of the r it uses; 0: none), and from a row of y to its d outputs.
+struct Adapted {
+  int64_t a, b, scale, rank;
+  int32_t d, y;
+};
+
+// Slots first .. first + slots - 1 lie one after the other at `data`; all have the layout that `matrices` describes.
+struct SlotPool {
+  const float* data;
+  int64_t slot_floats;
+  const Adapted* matrices;
+  int32_t first, slots;
+};
+
+}  // extern "C"
+
+namespace {
+
+constexpr int TOGETHER = 4;  // rows of one slot that share every read of its weights
+
+// Up to TOGETHER rows with one slot, and one of its matrices.
+struct Adaptation {
+  const float* slot;
+  const Adapted* matrix;
+  int from, rows;  // in `order`
+
+  int rank() const { return int(slot[matrix->rank]); }
+};
+
+// out = scale * B (A x) for ROWS rows. Each dot product has four partial sums (vectors i mod 4), each output adds its
+// rank-one terms in ascending order: the same for every ROWS.
+template <int ROWS>
+void adapt(const Adaptation& of, int k, const float* const* x, float* const* out) {
+  constexpr int PARTS = 4, WIDE = 4;
+  const Adapted& m = *of.matrix;
+  const int rank = of.rank();
+  float low[MAX_RANK][ROWS];
+  const float* a = of.slot + m.a;
+  const float scale = of.slot[m.scale];
+  for (int j = 0; j < rank; j++, a += k) {
+    F16 acc[ROWS][PARTS];
+    for (int r = 0; r < ROWS; r++)
+      for (int p = 0; p < PARTS; p++) acc[r][p] = all(0.0f);
+    int i = 0;
+    for (; i + PARTS * LANES <= k; i += PARTS * LANES)
+      for (int p = 0; p < PARTS; p++) {
+        const F16 wide = load(a + i + p * LANES);
+        prefetch(a + i + p * LANES + AHEAD);
+        for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i + p * LANES), acc[r][p]);
+      }
+    for (int p = 0; i < k; i += LANES, p++) {
+      const F16 wide = load(a + i);
+      for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i), acc[r][p]);
+    }
+    for (int r = 0; r < ROWS; r++) low[j][r] = scale * sum((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
+  }
+  const float* b = of.slot + m.b;
+  int c = 0;
+  for (; c + WIDE * LANES <= m.d; c += WIDE * LANES) {
+    F16 acc[ROWS][WIDE];
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < WIDE; v++) acc[r][v] = all(0.0f);
+    for (int j = 0; j < rank; j++)
+      for (int v = 0; v < WIDE; v++) {
+        const F16 wide = load(b + int64_t(j) * m.d + c + v * LANES);
+        prefetch(b + int64_t(j) * m.d + c + v * LANES + WIDE * LANES);
+        for (int r = 0; r < ROWS; r++) acc[r][v] = fma(all(low[j][r]), wide, acc[r][v]);
+      }
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < WIDE; v++) store(out[r] + c + v * LANES, acc[r][v]);
+  }
+  for (; c < m.d; c += LANES)
+    for (int r = 0; r < ROWS; r++) {
+      F16 acc = all(0.0f);
+      for (int j = 0; j < rank; j++) acc = fma(all(low[j][r]), load(b + int64_t(j) * m.d + c), acc);
+      store(out[r] + c, acc);
+    }
+}
+
+template <int ROWS>
+void adapt_some(const Adaptation& of, int k, const float* const* x, float* const* out) {
+  if constexpr (ROWS > 1)
+    if (of.rows < ROWS) return adapt_some<ROWS - 1>(of, k, x, out);
+  adapt<ROWS>(of, k, x, out);
+}
+
+// What of a batch is adapted: every matrix that a row's slot has, in order of the slots.
+std::vector<Adaptation> adaptations(int n, const int32_t* slots, const int32_t* order, const SlotPool* pools,
+                                    int pool_count, int matrices) {
+  std::vector<Adaptation> found;
+  for (int from = 0, until; from < n; from = until) {
+    const int slot = slots[order[from]];
+    for (until = from + 1; until < n && until - from < TOGETHER && slots[order[until]] == slot;) until++;
+    for (const SlotPool* p = pools; slot && p < pools + pool_count; p++) {
+      if (slot < p->first || slot >= p->first + p->slots) continue;
+      const float* weights = p->data + int64_t(slot - p->first) * p->slot_floats;
+      for (int m = 0; m < matrices; m++)
+        if (weights[p->matrices[m].rank] > 0) found.push_back({weights, p->matrices + m, from, until - from});
+    }
+  }
+  return found;
+}
+
+// y [n, d] = x [n, k] times the transposed weight, plus, per row, what its slot's matrices make of it. scratch holds
+// n * k floats, delta n * d (or null where nothing is adapted).
+//
+// A product of few rows waits for the memory only while it meets its weights for the first time, and adapters of many
+// slots are all waiting and hardly any arithmetic. So each task has a share of both: while its product is computed, the
+// weights of its next panel and of its adapters are on their way.
+void project(const float* packed, int d, int k, const float* x, int n, float* y, float* scratch,
+             const std::vector<Adaptation>& adapted, const int32_t* order, float* delta) {
   const int blocks = (n + GEMM_ROWS - 1) / GEMM_ROWS;
   const auto first = [=](int block) { return int(int64_t(n) * block / blocks); };
   pool->run(blocks, [=](int block) {
@@ -279,24 +452,80 @@ void engine_linear(const float* packed, int d, int k, const float* x, int n, flo
   });
   const int panels = (d + PANEL - 1) / PANEL;
   const int together = std::max(1, std::min(8, panels / 16));
-  pool->run((panels + together - 1) / together, [=](int task) {
-    for (int panel = task * together; panel < std::min(panels, (task + 1) * together); panel++) {
-      const float* w = packed + int64_t(panel) * k * PANEL;
+  const int tasks = (panels + together - 1) / together, count = int(adapted.size());
+  const int64_t size = int64_t(k) * PANEL;
+  const auto share = [=](int panel) { return int(int64_t(count) * panel / panels); };
+  const auto pointers = [=](const Adaptation& of, float* base, float** out) {
+    for (int r = 0; r < of.rows; r++) out[r] = base + int64_t(order[of.from + r]) * d + of.matrix->y;
+  };
+  pool->run(tasks, [&](int task) {
+    const int begin = task * together, until = std::min(panels, begin + together);
+    for (int panel = begin; panel < until; panel++) {
+      const float* w = packed + panel * size;
+      Soon soon;
+      if (blocks > 1) {
+        // After the task's last panel probably comes the first one of the task that no other thread takes.
+        const int next = panel + 1 < until ? panel + 1 : (task + pool->threads()) * together;
+        if (next < panels) soon.add(packed + next * size, size);
+        for (int i = share(panel); i < share(panel + 1); i++) {
+          const Adaptation& of = adapted[i];
+          if (i > share(panel) && of.slot == adapted[i - 1].slot && of.matrix == adapted[i - 1].matrix) continue;
+          soon.add(of.slot + of.matrix->a, int64_t(of.rank()) * k);
+          soon.add(of.slot + of.matrix->b, int64_t(of.rank()) * of.matrix->d);
+        }
+      }
+      soon.spread(int64_t(blocks) * k * (PANEL / LANES / GEMM_WIDE));
       const int width = std::min(PANEL, d - panel * PANEL);
       for (int block = 0; block < blocks; block++) {
         const int from = first(block), rows = first(block + 1) - from;
         float* out = y + int64_t(from) * d + panel * PANEL;
         const float* in = scratch + int64_t(from) * k;
         if (width == PANEL) {
-          multiply_panel<GEMM_ROWS>(rows, w, in, k, out, d);
+          multiply_panel<GEMM_ROWS>(rows, w, in, k, out, d, soon);
         } else {
           float edge[GEMM_ROWS * PANEL];
-          multiply_panel<GEMM_ROWS>(rows, w, in, k, edge, PANEL);
+          multiply_panel<GEMM_ROWS>(rows, w, in, k, edge, PANEL, soon);
           for (int r = 0; r < rows; r++) std::memcpy(out + int64_t(r) * d, edge + r * PANEL, width * sizeof(float));
         }
       }
     }
+    for (int i = share(begin); i < share(until); i++) {
+      const Adaptation& of = adapted[i];
+      const float* in[TOGETHER];
+      float* out[TOGETHER];
+      for (int r = 0; r < of.rows; r++) in[r] = x + int64_t(order[of.from + r]) * k;
+      pointers(of, delta, out);
+      adapt_some<TOGETHER>(of, k, in, out);
+    }
   });
+  pool->run(std::min(count, tasks), [&](int task) {
+    for (int i = count * task / std::min(count, tasks); i < count * (task + 1) / std::min(count, tasks); i++) {
+      const Adaptation& of = adapted[i];
+      float *out[TOGETHER], *add[TOGETHER];
+      pointers(of, y, out);
+      pointers(of, delta, add);
+      for (int r = 0; r < of.rows; r++)
+        for (int c = 0; c < of.matrix->d; c += LANES) store(out[r] + c, load(out[r] + c) + load(add[r] + c));
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// y [n, d] = x [n, k] times the transposed weight. scratch holds n * k floats.
+void engine_linear(const float* packed, int d, int k, const float* x, int n, float* y, float* scratch) {
+  project(packed, d, k, x, n, y, scratch, {}, nullptr, nullptr);
+}
+
+// The same, and y[row] += scale * B (A x[row]) with the row's slot, for each matrix; slot 0 and rank 0 add nothing.
+// `order` lists the rows with those of one slot together. scratch holds n * (k + d) floats.
+void engine_project(const float* packed, int d, int k, const float* x, int n, const int32_t* slots,
+                    const int32_t* order, const SlotPool* pools, int pool_count, int matrices, float* y,
+                    float* scratch) {
+  const auto adapted = adaptations(n, slots, order, pools, pool_count, matrices);
+  project(packed, d, k, x, n, y, scratch, adapted, order, scratch + int64_t(n) * k);
 }
 
 // x += add (if given); out = x / rms(x) * gain. All [n, hidden].
@@ -315,97 +544,6 @@ void engine_norm(float* x, const float* add, const float* gain, float eps, int n
     const F16 factor = all(1.0f / std::sqrt(sum(squares) / float(hidden) + eps));
     for (int i = 0; i < hidden; i += LANES)
       store(out + int64_t(row) * hidden + i, load(in + i) * factor * load(gain + i));
-  });
-}
-
-// One adapted matrix of one layer: floats from a slot's start to A [r, k], B [r, d] (rank-major) and its scale, and
-// from a row of y to its d outputs.
-struct Adapted {
-  int64_t a, b, scale;
-  int32_t d, y;
-};
-
-}  // extern "C"
-
-namespace {
-
-// One matrix for ROWS rows of one slot, which share every read of A and B. Each dot product has four partial sums
-// (vectors i mod 4), each output adds its rank-one terms in ascending order: the same for every ROWS.
-template <int ROWS>
-void adapt(const Adapted& m, const float* slot, int k, int rank, const float* const* x, float* const* y) {
-  constexpr int PARTS = 4;
-  float low[ROWS][MAX_RANK];
-  const float* a = slot + m.a;
-  const float scale = slot[m.scale];
-  for (int j = 0; j < rank; j++, a += k) {
-    F16 acc[ROWS][PARTS];
-    for (int r = 0; r < ROWS; r++)
-      for (int p = 0; p < PARTS; p++) acc[r][p] = all(0.0f);
-    int i = 0;
-    for (; i + PARTS * LANES <= k; i += PARTS * LANES)
-      for (int p = 0; p < PARTS; p++) {
-        const F16 wide = load(a + i + p * LANES);
-        prefetch(a + i + p * LANES + AHEAD);
-        for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i + p * LANES), acc[r][p]);
-      }
-    for (int p = 0; i < k; i += LANES, p++) {
-      const F16 wide = load(a + i);
-      for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i), acc[r][p]);
-    }
-    for (int r = 0; r < ROWS; r++) low[r][j] = scale * sum((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
-  }
-  const float* b = slot + m.b;
-  int j = 0;
-  for (; j + 2 <= rank; j += 2, b += 2 * m.d)
-    for (int c = 0; c < m.d; c += LANES) {
-      const F16 first = load(b + c), second = load(b + m.d + c);
-      prefetch(b + c + AHEAD);
-      prefetch(b + m.d + c + AHEAD);
-      for (int r = 0; r < ROWS; r++)
-        store(y[r] + c, fma(all(low[r][j + 1]), second, fma(all(low[r][j]), first, load(y[r] + c))));
-    }
-  for (; j < rank; j++, b += m.d)
-    for (int c = 0; c < m.d; c += LANES) {
-      const F16 wide = load(b + c);
-      for (int r = 0; r < ROWS; r++) store(y[r] + c, fma(all(low[r][j]), wide, load(y[r] + c)));
-    }
-}
-
-template <int ROWS>
-void adapt_some(int rows, const Adapted& m, const float* slot, int k, int rank, const float* const* x,
-                float* const* y) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return adapt_some<ROWS - 1>(rows, m, slot, k, rank, x, y);
-  adapt<ROWS>(m, slot, k, rank, x, y);
-}
-
-}  // namespace
-
-extern "C" {
-
-// y[row] += scale * B (A x[row]) with the row's slot, for each matrix; slot 0 and scale 0 add nothing.
-// `order` lists the rows with those of one slot together.
-void engine_lora(const float* x, int n, int k, const int32_t* slots, const int32_t* order, const float* stack,
-                 int64_t slot_floats, int rank, const Adapted* matrices, int count, float* y, int64_t y_stride) {
-  constexpr int TOGETHER = 4;
-  std::vector<int> groups;  // starts in `order`, and the end of the last
-  for (int i = 0; i < n; i++)
-    if (i == 0 || slots[order[i]] != slots[order[i - 1]] || i - groups.back() == TOGETHER) groups.push_back(i);
-  groups.push_back(n);
-  pool->run((int(groups.size()) - 1) * count, [&](int task) {
-    const int from = groups[task / count], rows = groups[task / count + 1] - from;
-    const int slot = slots[order[from]];
-    if (slot == 0) return;
-    const Adapted& m = matrices[task % count];
-    const float* weights = stack + int64_t(slot - 1) * slot_floats;
-    if (weights[m.scale] == 0.0f) return;
-    const float* in[TOGETHER];
-    float* out[TOGETHER];
-    for (int r = 0; r < rows; r++) {
-      in[r] = x + int64_t(order[from + r]) * k;
-      out[r] = y + int64_t(order[from + r]) * y_stride + m.y;
-    }
-    adapt_some<TOGETHER>(rows, m, weights, k, rank, in, out);
   });
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.model_config import ModelConfig
 from workers.engine.operations import Batch, Heads, KvCache, Operations, Rope, Weight
-from workers.engine.stacks import Adapted, SlotStack
+from workers.engine.stacks import Adapted, SlotStacks
 from workers.engine.weights import BaseWeights
 
 
@@ -24,7 +24,7 @@ class _Projection:
     """Base matrices whose outputs stand side by side, and their adapted parts."""
 
     weight: Weight
-    adapted: list[Adapted]
+    adapted: list[list[Adapted]]  # per rank pool
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class _Layer:
 
 
 class LlamaModel:
-    """Loads the folder. `stack` holds the adapters; `kv_tokens` positions fit the KV cache. Raises UnsupportedModel."""
+    """Loads the folder. `stacks` hold the adapters; `kv_tokens` positions fit the KV cache. Raises UnsupportedModel."""
 
-    def __init__(self, folder: Path, operations: Operations, stack: SlotStack, kv_tokens: int) -> None:
+    def __init__(self, folder: Path, operations: Operations, stacks: SlotStacks, kv_tokens: int) -> None:
         self.config = ModelConfig.of(folder)
         shape = self.config.shape
         self._ops = operations
-        self._stack = stack
+        self._stacks = stacks
         self._rope = _rope(self.config)
         # The rotation's tables come out of torch, whose last bit may differ from machine to machine.
         self.numeric_class = f"{operations.numeric_class}/rope-{_digest(self._rope)}"
@@ -80,10 +80,9 @@ class LlamaModel:
         return ops.linear(self._head, ops.norm(x[batch.last], None, self._norm, eps))
 
     def _project(self, projection: _Projection, x: Tensor, batch: Batch) -> Tensor:
-        y = self._ops.linear(projection.weight, x)
-        if batch.adapted:
-            self._ops.lora(x, self._stack, projection.adapted, batch, y)
-        return y
+        if not batch.adapted:
+            return self._ops.linear(projection.weight, x)
+        return self._ops.project(projection.weight, x, self._stacks, projection.adapted, batch)
 
     def _layer(self, weights: BaseWeights, layer: int, kv_tokens: int) -> _Layer:
         shape = self.config.shape
@@ -98,7 +97,7 @@ class LlamaModel:
                 weights.take(f"{prefix}{block}.{name}_proj.weight", d, k)
                 for name, (k, d) in zip(names, sizes, strict=True)
             ]
-            return _Projection(self._ops.weight(*parts), self._stack.adapted(layer, names))
+            return _Projection(self._ops.weight(*parts), self._stacks.adapted(layer, names))
 
         return _Layer(
             attention_norm=norm("input_layernorm"),

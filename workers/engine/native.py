@@ -7,6 +7,8 @@ every number of rows in a step.
 import ctypes
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,19 +16,35 @@ from torch import Tensor
 from workers.engine import pages
 from workers.engine.compiled import SOURCE, library
 from workers.engine.operations import Batch, Heads, KvCache, Rope, Weight
-from workers.engine.stacks import Adapted, SlotStack
+from workers.engine.stacks import Adapted, SlotStacks
 
 _PANEL = 32
 
 
 class _Adapted(ctypes.Structure):
     _fields_ = (
-        ("a", ctypes.c_int64),
-        ("b", ctypes.c_int64),
-        ("scale", ctypes.c_int64),
-        ("d", ctypes.c_int32),
-        ("y", ctypes.c_int32),
+        *((name, ctypes.c_int64) for name in ("a", "b", "scale", "rank")),
+        *((name, ctypes.c_int32) for name in ("d", "y")),
     )
+
+
+class _SlotPool(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("slot_floats", ctypes.c_int64),
+        ("matrices", ctypes.c_void_p),
+        ("first", ctypes.c_int32),
+        ("slots", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """What the kernel is told of one projection; `kept` owns the memory that `pools` points to."""
+
+    pools: ctypes.Array[_SlotPool]
+    matrices: int
+    kept: tuple[object, ...]
 
 
 class _Attention(ctypes.Structure):
@@ -37,14 +55,17 @@ class _Attention(ctypes.Structure):
     )
 
 
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "engine_threads": (_INT,),
     "engine_pack": (_POINTER, _INT, _INT, _POINTER, _INT),
     "engine_embed": (_POINTER, _INT, _POINTER, _INT, _POINTER),
     "engine_linear": (_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "engine_norm": (_POINTER, _POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
-    "engine_lora": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _LONG, _INT, _POINTER, _INT, _POINTER, _LONG),
+    "engine_project": (
+        *(_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
+        *(_POINTER, _INT, _INT, _POINTER, _POINTER),
+    ),
     "engine_rope_store": (_POINTER, _INT, _POINTER),
     "engine_attend": (_POINTER, _INT, _POINTER, _POINTER),
     "engine_silu_mul": (_POINTER, _INT, _INT, _POINTER),
@@ -61,7 +82,7 @@ class NativeOperations:
             function = getattr(kernels, name)
             function.argtypes, function.restype = arguments, None
         self._kernels = kernels
-        self._adapted: dict[tuple[Adapted, ...], ctypes.Array[_Adapted]] = {}
+        self._pools: WeakKeyDictionary[SlotStacks, dict[int, _Pools]] = WeakKeyDictionary()  # by id of `adapted`
         kernels.engine_threads(threads)
         self.numeric_class = f"float32/native-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]}/fma16/any-width"
 
@@ -93,27 +114,30 @@ class NativeOperations:
         self._kernels.engine_norm(x.data_ptr(), added, gain.data_ptr(), eps, *x.shape, out.data_ptr())
         return out
 
-    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], batch: Batch, y: Tensor) -> None:
-        key = tuple(matrices)
-        table = self._adapted.get(key)
-        if table is None:
-            table = (_Adapted * len(key))(*(_Adapted(m.a, m.b, m.scale, m.d, m.y) for m in key))
-            self._adapted[key] = table
-        n, k = x.shape
-        self._kernels.engine_lora(
+    def project(
+        self, weight: Weight, x: Tensor, stacks: SlotStacks, adapted: Sequence[Sequence[Adapted]], batch: Batch
+    ) -> Tensor:
+        known = self._pools.setdefault(stacks, {})
+        about = known.get(id(adapted))
+        if about is None:
+            about = known[id(adapted)] = _pools(stacks, adapted)
+        n = len(x)
+        out, scratch = torch.empty(n, weight.d), torch.empty(n, weight.k + weight.d)
+        self._kernels.engine_project(
+            weight.data.data_ptr(),
+            weight.d,
+            weight.k,
             x.data_ptr(),
             n,
-            k,
             batch.slots.data_ptr(),
             batch.by_slot.data_ptr(),
-            stack.data.data_ptr(),
-            stack.floats,
-            stack.rank,
-            ctypes.addressof(table),
-            len(key),
-            y.data_ptr(),
-            y.shape[1],
+            ctypes.addressof(about.pools),
+            len(about.pools),
+            about.matrices,
+            out.data_ptr(),
+            scratch.data_ptr(),
         )
+        return out
 
     def rope_store(self, qkv: Tensor, heads: Heads, rope: Rope, batch: Batch, cache: KvCache) -> None:
         about = _attention(heads, batch, cache)
@@ -137,6 +161,15 @@ class NativeOperations:
         inputs = (seeds, positions, temperatures, top_ps, ids)
         self._kernels.engine_sample(logits.data_ptr(), *logits.shape, *(tensor.data_ptr() for tensor in inputs))
         return ids
+
+
+def _pools(stacks: SlotStacks, adapted: Sequence[Sequence[Adapted]]) -> _Pools:
+    tables, pools = [], []
+    for pool, matrices in zip(stacks.pools, adapted, strict=True):
+        table = (_Adapted * len(matrices))(*(_Adapted(m.a, m.b, m.scale, m.rank, m.d, m.y) for m in matrices))
+        tables.append(table)
+        pools.append(_SlotPool(pool.data.data_ptr(), pool.floats, ctypes.addressof(table), pool.first, pool.slots))
+    return _Pools((_SlotPool * len(pools))(*pools), len(adapted[0]) if adapted else 0, (*tables, adapted))
 
 
 def _attention(heads: Heads, batch: Batch, cache: KvCache) -> _Attention:

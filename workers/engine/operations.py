@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workers.engine import pages
 from workers.engine.kv_blocks import BLOCK_TOKENS
-from workers.engine.stacks import Adapted, SlotStack
+from workers.engine.stacks import Adapted, SlotStacks
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,13 @@ class Operations(Protocol):
     def norm(self, x: Tensor, add: Tensor | None, gain: Tensor, eps: float) -> Tensor:
         """Adds `add` to x [n, hidden] in place, then returns RMSNorm(x) * gain."""
 
-    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], batch: Batch, y: Tensor) -> None:
-        """y[row] += scale * B (A x[row]) in place, with the weights of the row's slot; slot 0 adds nothing."""
+    def project(
+        self, weight: Weight, x: Tensor, stacks: SlotStacks, adapted: Sequence[Sequence[Adapted]], batch: Batch
+    ) -> Tensor:
+        """linear(weight, x), plus scale * B (A x[row]) with the weights of the row's slot; slot 0 adds nothing.
+
+        `adapted`: the matrices of this projection in each of the stacks' pools.
+        """
 
     def rope_store(self, qkv: Tensor, heads: Heads, rope: Rope, batch: Batch, cache: KvCache) -> None:
         """Rotates q in place; stores rotated k, and v, at the rows' positions."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.operations import Batch, Heads, KvCache, Rope, Weight
 from workers.engine.sampler import draw
-from workers.engine.stacks import Adapted, SlotStack
+from workers.engine.stacks import Adapted, SlotStacks
 
 TILE = 32
 
@@ -42,12 +42,19 @@ class ReferenceOperations:
             x += add
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
 
-    def lora(self, x: Tensor, stack: SlotStack, matrices: Sequence[Adapted], batch: Batch, y: Tensor) -> None:
-        for of in matrices:
-            for row in torch.nonzero(batch.slots).flatten().tolist():
-                slot = int(batch.slots[row]) - 1
-                low = stack.a(of)[slot] @ x[row]
-                y[row, of.y : of.y + of.d] += stack.scale(of)[slot] * (stack.b(of)[slot] @ low)
+    def project(
+        self, weight: Weight, x: Tensor, stacks: SlotStacks, adapted: Sequence[Sequence[Adapted]], batch: Batch
+    ) -> Tensor:
+        y = self.linear(weight, x)
+        for pool, matrices in zip(stacks.pools, adapted, strict=True):
+            for row, slot in enumerate(batch.slots.tolist()):
+                if not pool.holds(slot):
+                    continue
+                at = slot - pool.first
+                for of in matrices:
+                    low = pool.a(of)[at] @ x[row]
+                    y[row, of.y : of.y + of.d] += pool.scale(of)[at] * (pool.b(of)[at] @ low)
+        return y
 
     def rope_store(self, qkv: Tensor, heads: Heads, rope: Rope, batch: Batch, cache: KvCache) -> None:
         at = batch.positions.long()

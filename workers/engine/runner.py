@@ -7,7 +7,7 @@ weights.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -24,11 +24,21 @@ class Model(msgspec.Struct, frozen=True):
     vocab_size: int
 
 
+class Opened(NamedTuple):
+    """An image that was checked: which pool of slots it is for, and what copies it over a whole slot of that pool.
+
+    `copy` returns the bytes and raises ImageError or OSError.
+    """
+
+    pool: int
+    copy: Callable[[Lease], int]
+
+
 class Runner(Protocol):
     model: Model
 
-    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
-        """Checks an image; what it returns copies it over a whole slot and returns the bytes. Raises ImageError."""
+    def open(self, content_id: str, path: Path) -> Opened:
+        """Checks an image. Raises ImageError."""
 
     def clear(self, slot: int) -> None:
         """The slot holds nothing any more."""

@@ -6,13 +6,13 @@ tokens: a sequence ends early only if its stop ids name a token that `simulated_
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
 from streams.adapters.shape import ModelShape
-from workers.engine.runner import Model, Stamps
+from workers.engine.runner import Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row
 from workers.engine.slots import Lease
 from workers.slot_image import check_header
@@ -37,24 +37,24 @@ def _prompt_digest(prompt: tuple[int, ...]) -> str:
 class SimulatedRunner:
     """A step takes `step_ms`, a load `load_ms`; an image's header is checked, its payload not read."""
 
-    def __init__(self, shape: ModelShape, base_hash: str, max_rank: int, step_ms: float, load_ms: float) -> None:
+    def __init__(self, shape: ModelShape, base_hash: str, ranks: Sequence[int], step_ms: float, load_ms: float) -> None:
         if shape.vocab <= RESERVED_IDS:
             raise ValueError(f"vocab_size: {shape.vocab} is not above the {RESERVED_IDS} reserved ids")
         self.model = Model(base_hash, NUMERIC_CLASS, shape.context, shape.vocab)
-        self._max_rank = max_rank
+        self._ranks = ranks
         self._step_ms = step_ms
         self._load_ms = load_ms
         self._stamps = Stamps()
 
-    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
-        payload = check_header(path, content_id, self._max_rank)
+    def open(self, content_id: str, path: Path) -> Opened:
+        header = check_header(path, content_id, *self._ranks)
 
         def copy(filling: Lease) -> int:
             _sleep_ms(self._load_ms)
             self._stamps.write(filling)
-            return payload
+            return header.payload_bytes
 
-        return copy
+        return Opened(self._ranks.index(header.rank), copy)
 
     def clear(self, slot: int) -> None:
         self._stamps.erase(slot)

@@ -1,6 +1,7 @@
 """Which content is in which slot, who uses it, and who must go. Pure.
 
-Slot 0 stands for "no adapter" and is never handed out; 1..count are usable. A slot's epoch rises whenever its content
+Slot 0 stands for "no adapter" and is never handed out; 1..count are usable, numbered through over all pools, which
+are the slots of one rank each; a content has its place in one of them. A slot's epoch rises whenever its content
 changes, so (slot, epoch, content id) names one filling for ever. A lease is named by its sequence, so that releasing
 twice or leaking is visible; only slots without leases are ever chosen for eviction.
 """
@@ -37,6 +38,7 @@ class SlotInUse(Exception):
 @dataclass
 class _Slot:
     index: int
+    pool: int
     content_id: str = ""
     epoch: int = 0
     used: int = 0  # order of the last use, for LRU
@@ -44,8 +46,11 @@ class _Slot:
 
 
 class Slots:
-    def __init__(self, count: int) -> None:
-        self._slots = [_Slot(index) for index in range(1, count + 1)]
+    """`counts`: slots of each pool."""
+
+    def __init__(self, *counts: int) -> None:
+        pools = [pool for pool, count in enumerate(counts) for _ in range(count)]
+        self._slots = [_Slot(index, pool) for index, pool in enumerate(pools, 1)]
         self._of: dict[str, _Slot] = {}
         self._leased: dict[int, _Slot] = {}
         self._uses = 0
@@ -83,15 +88,16 @@ class Slots:
             slot.leases.remove(seq)
             self._use(slot)
 
-    def place(self, content_id: str, spared: Callable[[str], bool]) -> Placement | None:
-        """A slot for a content that is not resident: a free one, else the least recently used idle one not spared.
+    def place(self, content_id: str, spared: Callable[[str], bool], pool: int = 0) -> Placement | None:
+        """A slot of `pool` for a content that is not resident: a free one, else the longest unused idle one not spared.
 
         None while there is none. The slot belongs to the content from here on, under a new epoch: the caller overwrites
         all of it before the next step, or calls `vacate`.
         """
         if content_id in self._of:
             raise ValueError(f"{content_id} is resident")
-        idle = [s for s in self._slots if not s.leases and not (s.content_id and spared(s.content_id))]
+        mine = [s for s in self._slots if s.pool == pool and not s.leases]
+        idle = [s for s in mine if not (s.content_id and spared(s.content_id))]
         if not idle:
             return None
         slot = min(idle, key=lambda s: (s.content_id != "", s.used))

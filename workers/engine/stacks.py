@@ -1,16 +1,19 @@
-"""The persistent slot stack: every adapter in a slot, as one tensor [slots, floats] that is never rebuilt.
+"""The persistent slot stacks: every adapter in a slot, as one tensor [slots, floats] per rank pool, never rebuilt.
 
-A row of it is the payload of a slot image (workers/slot_image.py), so that A [S, r, k], B [S, r, d] (rank-major) and
-scale [S] of each (layer, matrix) are strided views, and filling a slot is one copy. Slot 0 has none and costs none.
+A pool's slots all have one rank and hold adapters up to it. A row of a stack is the payload of a slot image
+(workers/slot_image.py), so that A [S, r, k], B [S, r, d] (rank-major), scale [S] and rank [S] of each (layer, matrix)
+are strided views, and filling a slot is one copy. Slots are numbered through over all pools; slot 0 has none and costs
+none.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from streams.adapters.shape import MATRICES, ModelShape
 from workers.engine import pages
-from workers.slot_image import Layout, SlotImage, layout
+from workers.slot_image import ImageError, Layout, SlotImage, layout
 
 _ALIGN_FLOATS = 16
 
@@ -22,44 +25,42 @@ class Adapted:
     a: int
     b: int
     scale: int
+    rank: int
     k: int
     d: int
     y: int
 
 
-class SlotStack:
-    def __init__(self, shape: ModelShape, slots: int, max_rank: int) -> None:
-        self.rank = max_rank
-        self._layout: Layout = layout(shape, max_rank)
+class SlotPool:
+    """Slots first .. first + slots - 1, for ranks up to `rank`."""
+
+    def __init__(self, shape: ModelShape, rank: int, first: int, slots: int) -> None:
+        self.rank, self.first, self.slots = rank, first, slots
+        self._layout: Layout = layout(shape, rank)
         self.floats = -(-self._layout.floats // _ALIGN_FLOATS) * _ALIGN_FLOATS
         self.data: Tensor = pages.zeros(slots, self.floats)
 
+    def holds(self, slot: int) -> bool:
+        return self.first <= slot < self.first + self.slots
+
     def adapted(self, layer: int, matrices: tuple[str, ...]) -> list[Adapted]:
         """The matrices whose outputs stand side by side in one row, in that order."""
-        found, y = [], 0
+        found, y, plan = [], 0, self._layout
         for name in matrices:
-            span, rank = self._layout.spans[name], self.rank
-            found.append(
-                Adapted(
-                    a=span.a + layer * rank * span.k,
-                    b=span.b + layer * rank * span.d,
-                    scale=self._layout.scale + MATRICES.index(name) * self._layout.layers + layer,
-                    k=span.k,
-                    d=span.d,
-                    y=y,
-                )
-            )
+            span, at = plan.spans[name], MATRICES.index(name) * plan.layers + layer
+            a, b = span.a + layer * self.rank * span.k, span.b + layer * self.rank * span.d
+            found.append(Adapted(a, b, plan.scale + at, plan.ranks + at, span.k, span.d, y))
             y += span.d
         return found
 
     def fill(self, slot: int, image: SlotImage) -> int:
-        """Overwrites the whole of slot 1.. with the image; the bytes copied."""
-        row = self.data[slot - 1]
+        """Overwrites the whole of a slot with the image; the bytes copied."""
+        row = self.data[slot - self.first]
         row.numpy()[: self._layout.floats] = image.payload
         return self._layout.floats * row.element_size()
 
     def clear(self, slot: int) -> None:
-        self.data[slot - 1].zero_()
+        self.data[slot - self.first].zero_()
 
     def a(self, of: Adapted) -> Tensor:
         """A [S, r, k]."""
@@ -75,3 +76,36 @@ class SlotStack:
 
     def _view(self, at: int, rows: int, columns: int) -> Tensor:
         return self.data[:, at : at + rows * columns].view(-1, rows, columns)
+
+
+class SlotStacks:
+    """`slots`: how many of each rank. Numbers go up with the rank."""
+
+    def __init__(self, shape: ModelShape, slots: Mapping[int, int]) -> None:
+        self.pools: list[SlotPool] = []
+        first = 1
+        for rank, count in sorted(slots.items()):
+            self.pools.append(SlotPool(shape, rank, first, count))
+            first += count
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(pool.rank for pool in self.pools)
+
+    def pool(self, slot: int) -> SlotPool:
+        """The one that has this slot, not 0."""
+        return next(pool for pool in self.pools if pool.holds(slot))
+
+    def adapted(self, layer: int, matrices: tuple[str, ...]) -> list[list[Adapted]]:
+        """Per pool."""
+        return [pool.adapted(layer, matrices) for pool in self.pools]
+
+    def fill(self, slot: int, image: SlotImage) -> int:
+        """Overwrites the whole of a slot; the bytes copied. Raises ImageError if the image is for another rank."""
+        pool = self.pool(slot)
+        if image.rank != pool.rank:
+            raise ImageError(f"the image is laid out for rank {image.rank}, slot {slot} for {pool.rank}")
+        return pool.fill(slot, image)
+
+    def clear(self, slot: int) -> None:
+        self.pool(slot).clear(slot)

@@ -6,7 +6,7 @@ could not go on as it began.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,10 @@ from workers.engine.model_config import ModelConfig
 from workers.engine.native import NativeOperations
 from workers.engine.operations import Batch, Operations
 from workers.engine.reference import ReferenceOperations
-from workers.engine.runner import Model, Stamps
+from workers.engine.runner import Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row
 from workers.engine.slots import Lease
-from workers.engine.stacks import SlotStack
+from workers.engine.stacks import SlotStacks
 from workers.slot_image import open_image
 
 _LOG = logging.getLogger(__name__)
@@ -35,33 +35,33 @@ class NotReproducible(Exception):
 
 
 class TorchRunner:
-    """Raises UnsupportedModel, NotReproducible."""
+    """`slots`: how many of each rank. Raises UnsupportedModel, NotReproducible."""
 
     def __init__(
-        self, folder: Path, base_hash: str, operations: Operations, slots: int, max_rank: int, kv_tokens: int
+        self, folder: Path, base_hash: str, operations: Operations, slots: Mapping[int, int], kv_tokens: int
     ) -> None:
         self._shape = ModelConfig.of(folder).shape
         self._ops = operations
-        self.stack = SlotStack(self._shape, slots, max_rank)
-        self.llama = LlamaModel(folder, operations, self.stack, kv_tokens)
+        self.stacks = SlotStacks(self._shape, slots)
+        self.llama = LlamaModel(folder, operations, self.stacks, kv_tokens)
         self._stamps = Stamps()
         self.model = Model(base_hash, self.llama.numeric_class, self._shape.context, self._shape.vocab)
         self._prove(kv_tokens)
 
-    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
-        image = open_image(path, content_id, self._shape, self.stack.rank)
+    def open(self, content_id: str, path: Path) -> Opened:
+        image = open_image(path, content_id, self._shape, *self.stacks.ranks)
 
         def copy(filling: Lease) -> int:
             self._stamps.erase(filling.slot)
-            size = self.stack.fill(filling.slot, image)
+            size = self.stacks.fill(filling.slot, image)
             self._stamps.write(filling)
             return size
 
-        return copy
+        return Opened(self.stacks.ranks.index(image.rank), copy)
 
     def clear(self, slot: int) -> None:
         self._stamps.erase(slot)
-        self.stack.clear(slot)
+        self.stacks.clear(slot)
 
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = [Failure(why) if (why := self._stamps.mismatch(row)) else None for row in rows]

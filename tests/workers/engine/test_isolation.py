@@ -19,7 +19,6 @@ from workers.engine.reference import ReferenceOperations
 from workers.engine.runner import Stamps
 from workers.engine.scheduler import Row
 from workers.engine.slots import Lease
-from workers.engine.stacks import SlotStack
 from workers.engine.torch_runner import NotReproducible, TorchRunner
 
 ADAPTERS = [f"a{i}" for i in range(11)]
@@ -31,7 +30,7 @@ class Watched(TorchRunner):
 
     def __init__(self, folder: Path, operations: Operations, slots: int) -> None:
         self.logits: dict[tuple[int, int], Tensor] = {}
-        super().__init__(folder, "h", operations, slots, MAX_RANK, KV_TOKENS)
+        super().__init__(folder, "h", operations, {MAX_RANK: slots}, KV_TOKENS)
 
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         sampled = [(row.sequence.seq, row.sequence.length) for row in rows]
@@ -68,7 +67,7 @@ def served(
     runner: Watched, images: Path, seqs: Iterable[int], adapters: Iterable[str] = ADAPTERS, chunk: int = 128
 ) -> InProcess:
     """The sequences together in one engine, every named adapter in a slot."""
-    engine = InProcess(runner, runner.stack.data.shape[0], prompt_tokens=chunk).say(*loads(images, adapters))
+    engine = InProcess(runner, runner.stacks.pools[0].slots, prompt_tokens=chunk).say(*loads(images, adapters))
     return engine.say(*(start(seq, prompt(seq), name(seq), sampling=sampling(seq)) for seq in seqs)).run()
 
 
@@ -149,7 +148,7 @@ class Misindexed(LlamaModel):
     """The fault that must never be: rows compute with the neighbouring slot."""
 
     def forward(self, batch: Batch) -> Tensor:
-        wrong = torch.where(batch.slots > 0, batch.slots % self._stack.data.shape[0] + 1, 0).to(torch.int32)
+        wrong = torch.where(batch.slots > 0, batch.slots % self._stacks.pools[0].slots + 1, 0).to(torch.int32)
         return super().forward(Batch(**{**vars(batch), "slots": wrong}))
 
 
@@ -198,12 +197,11 @@ def test_a_machine_whose_bits_depend_on_company_is_refused(native: NativeOperati
             return super().linear(weight, x) + 1e-6 * len(x)  # type: ignore[arg-type]
 
     with pytest.raises(NotReproducible):
-        TorchRunner(tiny, "h", Depends(), 1, MAX_RANK, 256)
+        TorchRunner(tiny, "h", Depends(), {MAX_RANK: 1}, 256)
 
 
 def test_the_stack_is_never_rebuilt(native: NativeOperations, tiny: Path, images: Path, shape: ModelShape) -> None:
     runner = Watched(tiny, native, 11)
-    before = runner.stack.data.data_ptr()
+    before = runner.stacks.pools[0].data.data_ptr()
     served(runner, images, range(ROWS))
-    assert runner.stack.data.data_ptr() == before
-    assert isinstance(runner.stack, SlotStack)
+    assert runner.stacks.pools[0].data.data_ptr() == before

@@ -19,7 +19,7 @@ from workers.engine.model_config import ModelConfig, UnsupportedModel
 from workers.engine.native import NativeOperations
 from workers.engine.operations import Operations
 from workers.engine.reference import ReferenceOperations
-from workers.engine.stacks import SlotStack
+from workers.engine.stacks import SlotStacks
 from workers.engine.torch_runner import TorchRunner, tokens_batch
 from workers.slot_image import open_image
 
@@ -60,12 +60,12 @@ def test_logits_are_those_of_transformers(native: NativeOperations, tmp_path: Pa
         model.save_pretrained(folder, max_shard_size="200KB")
         assert len(list(folder.glob("*.safetensors"))) > 1
     for operations in (native, ReferenceOperations()):
-        got = ours(LlamaModel(folder, operations, SlotStack(ModelShape.of(folder), 1, 4), 128), PROMPT)
+        got = ours(LlamaModel(folder, operations, SlotStacks(ModelShape.of(folder), {4: 1}), 128), PROMPT)
         close(got, logits_of(model, PROMPT))
 
 
 def test_greedy_tokens_are_those_of_transformers(native: NativeOperations, tiny: Path) -> None:
-    runner = TorchRunner(tiny, "h", native, 1, MAX_RANK, 256)
+    runner = TorchRunner(tiny, "h", native, {MAX_RANK: 1}, 256)
     model, ids = theirs(tiny), list(PROMPT)
     for _ in range(40):
         ids.append(int(logits_of(model, ids)[-1].argmax()))
@@ -93,9 +93,9 @@ def test_adapters_are_those_of_peft(
 ) -> None:
     tensors = adapter(shape, rank, rank)
     load: LoadSlot = image(tmp_path, shape, "a", tensors)
-    stack = SlotStack(shape, 2, MAX_RANK)
-    stack.fill(2, open_image(Path(load.path), load.content_id, shape, MAX_RANK))
-    model = LlamaModel(tiny, make() if make else native, stack, 128)
+    stacks = SlotStacks(shape, {MAX_RANK: 2})
+    stacks.fill(2, open_image(Path(load.path), load.content_id, shape, MAX_RANK))
+    model = LlamaModel(tiny, make() if make else native, stacks, 128)
     expected = logits_of(with_peft(tiny, tensors, rank), PROMPT)
     close(ours(model, PROMPT, slot=2), expected)
     base = ours(model, PROMPT)
@@ -153,4 +153,4 @@ def test_every_tensor_is_used_once_or_the_model_is_refused(
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
     with pytest.raises(UnsupportedModel, match=said):
-        LlamaModel(tmp_path, native, SlotStack(ModelShape.of(tiny), 1, 4), 128)
+        LlamaModel(tmp_path, native, SlotStacks(ModelShape.of(tiny), {4: 1}), 128)

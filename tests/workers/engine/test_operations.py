@@ -12,10 +12,10 @@ from streams.adapters.shape import ModelShape
 from tests.workers.engine.tiny import MAX_RANK, adapter
 from workers.engine.compiled import NoCompiler, best_isa, library
 from workers.engine.native import NativeOperations
-from workers.engine.operations import Heads, KvCache, Operations, Rope
+from workers.engine.operations import Batch, Heads, KvCache, Operations, Rope
 from workers.engine.reference import ReferenceOperations
 from workers.engine.sampler import draw, noise
-from workers.engine.stacks import SlotStack
+from workers.engine.stacks import SlotStacks
 from workers.engine.torch_runner import tokens_batch
 from workers.slot_image import open_image, write_image
 
@@ -92,35 +92,63 @@ def test_attention(native: NativeOperations, heads: Heads) -> None:
 
 
 @pytest.fixture
-def stack(shape: ModelShape, tmp_path: Path) -> SlotStack:
-    stack = SlotStack(shape, 3, MAX_RANK)
-    for slot, rank in ((1, 8), (2, 3), (3, 8)):
+def stacks(shape: ModelShape, tmp_path: Path) -> SlotStacks:
+    """Slots 1 and 2 for rank 4, 3 to 5 for rank 8; slot 2 stays empty."""
+    stacks = SlotStacks(shape, {MAX_RANK: 3, 4: 2})
+    for slot, rank, slot_rank in ((1, 3, 4), (3, 8, 8), (4, 5, 8), (5, 8, 8)):
         tensors = adapter(shape, slot, rank)
-        if slot == 3:
+        if slot == 5:
             del tensors[1, "k"]
-        write_image(tmp_path / "image", shape, MAX_RANK, "0" * 64, tensors)
-        stack.fill(slot, open_image(tmp_path / "image", "0" * 64, shape, MAX_RANK))
-    return stack
+            tensors[1, "gate"] = (tensors[1, "gate"][0][:2], tensors[1, "gate"][1][:, :2].copy(), 3.0)
+        write_image(tmp_path / "image", shape, slot_rank, "0" * 64, tensors)
+        stacks.fill(slot, open_image(tmp_path / "image", "0" * 64, shape, 4, 8))
+    return stacks
+
+
+def rows_with(slots: list[int]) -> Batch:
+    return tokens_batch([([1], 0, [0])] * len(slots), slots)
+
+
+SLOTS = [0, 3, 3, 3, 3, 3, 0, 4, 5, 5, 3, 4, 1, 2]
 
 
 @pytest.mark.parametrize("matrices", [("q", "k", "v"), ("gate", "up"), ("down",)])
-def test_lora(native: NativeOperations, stack: SlotStack, matrices: tuple[str, ...]) -> None:
-    adapted = stack.adapted(1, matrices)
-    slots = [0, 1, 1, 1, 1, 1, 0, 2, 3, 3, 1, 2]
-    x, base = normal(12, adapted[0].k), normal(12, sum(of.d for of in adapted))
-    batch = tokens_batch([([1], 0, [0])] * 12, slots)
-    mine, theirs = base.clone(), base.clone()
-    native.lora(x, stack, adapted, batch, mine)
-    ReferenceOperations().lora(x, stack, adapted, batch, theirs)
-    close(mine, theirs)
-    for row, slot in enumerate(slots):
-        alone = base[row : row + 1].clone()
-        native.lora(x[row : row + 1], stack, adapted, tokens_batch([([1], 0, [0])], [slot]), alone)
+def test_a_projection_with_adapters(native: NativeOperations, stacks: SlotStacks, matrices: tuple[str, ...]) -> None:
+    adapted = stacks.adapted(1, matrices)
+    k, d = adapted[0][0].k, sum(of.d for of in adapted[0])
+    x, matrix = normal(len(SLOTS), k), normal(d, k)
+    reference, weight = ReferenceOperations(), native.weight(matrix)
+    mine = native.project(weight, x, stacks, adapted, rows_with(SLOTS))
+    close(mine, reference.project(reference.weight(matrix), x, stacks, adapted, rows_with(SLOTS)))
+    base = native.linear(weight, x)
+    for row, slot in enumerate(SLOTS):
+        alone = native.project(weight, x[row : row + 1].contiguous(), stacks, adapted, rows_with([slot]))
         assert torch.equal(alone[0], mine[row])
-        assert torch.equal(mine[row], base[row]) == (slot == 0)
+        assert torch.equal(mine[row], base[row]) == (slot in (0, 2))
     if "k" in matrices:
-        k = adapted[matrices.index("k")]
-        assert torch.equal(mine[8:10, k.y : k.y + k.d], base[8:10, k.y : k.y + k.d])
+        k_outputs = adapted[1][matrices.index("k")]
+        part = slice(k_outputs.y, k_outputs.y + k_outputs.d)
+        assert torch.equal(mine[8:10, part], base[8:10, part])
+
+
+def test_ranks_beyond_an_adapter_s_own_are_never_read(native: NativeOperations, stacks: SlotStacks) -> None:
+    """A slot's larger rank changes no bit, and what it has beyond the adapter's own is not even looked at."""
+    adapted = stacks.adapted(1, ("q", "k", "v"))
+    of = adapted[1][0]
+    x, weight = normal(3, of.k), native.weight(normal(sum(m.d for m in adapted[1]), of.k))
+    before = native.project(weight, x, stacks, adapted, rows_with([4, 4, 4]))
+    stacks.pools[1].a(of)[1, 5:] = torch.nan
+    stacks.pools[1].b(of)[1, :, 5:] = torch.nan
+    assert torch.equal(native.project(weight, x, stacks, adapted, rows_with([4, 4, 4])), before)
+
+
+def test_many_rows_of_one_slot_have_the_bits_of_each_alone(native: NativeOperations, stacks: SlotStacks) -> None:
+    adapted = stacks.adapted(0, ("gate", "up"))
+    x, weight = normal(70, adapted[0][0].k), native.weight(normal(sum(of.d for of in adapted[0]), adapted[0][0].k))
+    whole = native.project(weight, x, stacks, adapted, rows_with([3] * 70))
+    for first in range(0, 70, 7):
+        part = native.project(weight, x[first : first + 3].contiguous(), stacks, adapted, rows_with([3] * 3))
+        assert torch.equal(part, whole[first : first + 3])
 
 
 def sampled(operations: Operations, logits: Tensor, temperature: float, top_p: float, seed: int = 5) -> list[int]:
@@ -168,10 +196,12 @@ def test_noise_is_a_function_of_seed_and_position() -> None:
     assert noise(-1, 0) == noise(2**64 - 1, 0)
 
 
-def everything(operations: Operations) -> list[Tensor]:
+def everything(operations: Operations, stacks: SlotStacks) -> list[Tensor]:
     x = normal(37, 96)
     weight = operations.weight(normal(331, 96))
+    qkv, adapted = operations.weight(normal(160, 96)), stacks.adapted(2, ("q", "k", "v"))
     return [
+        operations.project(qkv, x, stacks, adapted, rows_with([0, 1, 3, 4, 3, 5] * 6 + [3])),
         operations.linear(weight, x),
         operations.norm(x.clone(), None, normal(96), 1e-5),
         operations.silu_mul(x * 10),
@@ -182,22 +212,24 @@ def everything(operations: Operations) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("make", [lambda: NativeOperations(1, best_isa()), lambda: NativeOperations(3, best_isa())])
-def test_threads_change_no_bit(native: NativeOperations, make: Callable[[], NativeOperations]) -> None:
-    expected = everything(native)
+def test_threads_change_no_bit(
+    native: NativeOperations, stacks: SlotStacks, make: Callable[[], NativeOperations]
+) -> None:
+    expected = everything(native, stacks)
     other = make()
     try:
-        got = everything(other)
+        got = everything(other, stacks)
     finally:
         NativeOperations(2, best_isa())  # the pool is the process': back to the fixture's
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
-def test_narrower_vectors_change_no_bit(native: NativeOperations, isa: str) -> None:
+def test_narrower_vectors_change_no_bit(native: NativeOperations, stacks: SlotStacks, isa: str) -> None:
     if best_isa() == "portable":
         pytest.skip("this machine has no wider vectors than the portable ones")
-    got = everything(NativeOperations(1, isa))
-    assert all(torch.equal(a, b) for a, b in zip(got, everything(native), strict=True))
+    got = everything(NativeOperations(1, isa), stacks)
+    assert all(torch.equal(a, b) for a, b in zip(got, everything(native, stacks), strict=True))
 
 
 def test_without_a_compiler_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

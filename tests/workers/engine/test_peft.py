@@ -108,7 +108,7 @@ def expected(tiny: Path, shape: ModelShape, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def ours(tiny: Path, native: NativeOperations, expected: dict[str, tuple[Any, ...]]) -> dict[str, Tensor]:
     """name -> logits [prompts, vocab] of one forward pass that has all adapters and the base ("") in it."""
-    runner = TorchRunner(tiny, "h", native, len(TABLE), MAX_RANK, 16 * BLOCKS * len(PROMPTS) * (len(TABLE) + 1))
+    runner = TorchRunner(tiny, "h", native, {MAX_RANK: len(TABLE)}, 16 * BLOCKS * len(PROMPTS) * (len(TABLE) + 1))
     engine = InProcess(runner, len(TABLE)).say(*(load for load, _, _ in expected.values())).run()
     slots = {content: slot for content, (slot, _) in engine.slots.contents().items()}
     names = ["", *TABLE]

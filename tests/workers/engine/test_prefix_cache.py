@@ -27,7 +27,7 @@ class Watched(TorchRunner):
 
     def __init__(self, folder: Path, native: NativeOperations) -> None:
         self.logits: dict[tuple[int, int], Tensor] = {}
-        super().__init__(folder, "h", native, len(ADAPTERS), MAX_RANK, KV_TOKENS)
+        super().__init__(folder, "h", native, {MAX_RANK: len(ADAPTERS)}, KV_TOKENS)
 
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         sampled = [(row.sequence.seq, row.sequence.length) for row in rows]

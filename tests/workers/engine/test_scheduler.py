@@ -1,6 +1,6 @@
 """The scheduler under an engine that computes nothing: order, budgets, bounded waiting, and an end for everyone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from schemas.reasons import FinishReason
 from schemas.requests import Sampling
 from tests.workers.engine.tiny import KV_TOKENS, InProcess, content_id, start
 from workers.engine.kv_blocks import BLOCK_TOKENS
-from workers.engine.runner import Model, Stamps
+from workers.engine.runner import Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row
 from workers.engine.slots import Lease
 from workers.engine.waiting import BLOCKED_PASSES
@@ -29,7 +29,7 @@ class Counting:
         self.stamps = Stamps()
         self.bad: set[str] = set()
 
-    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
+    def open(self, content_id: str, path: Path) -> Opened:
         if content_id in self.bad:
             raise ImageError("bad")
 
@@ -37,7 +37,7 @@ class Counting:
             self.stamps.write(filling)
             return 1
 
-        return copy
+        return Opened(0, copy)
 
     def clear(self, slot: int) -> None:
         self.stamps.erase(slot)

@@ -26,7 +26,7 @@ def theirs(model: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def runner(model: Path, native: NativeOperations) -> TorchRunner:
-    return TorchRunner(model, "h", native, ADAPTERS, RANK, 1024)
+    return TorchRunner(model, "h", native, {RANK: ADAPTERS}, 1024)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ after a rest nothing is leased or held.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from schemas.requests import Sampling
 from workers.engine.engine import Engine
 from workers.engine.fairness import INPUT_COST, OUTPUT_COST
 from workers.engine.kv_blocks import BLOCK_TOKENS, blocks_for
-from workers.engine.runner import Model, Stamps
+from workers.engine.runner import Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Limits, Outcome, Row, Scheduler
 from workers.engine.slots import Lease, Slots
 
@@ -89,12 +89,12 @@ class Knowing:
         self._seen: dict[int, int] = {}  # sequence -> prompt tokens that were read
         self.service = dict.fromkeys(CUSTOMERS, 0.0)
 
-    def open(self, content_id: str, path: Path) -> Callable[[Lease], int]:
+    def open(self, content_id: str, path: Path) -> Opened:
         def copy(filling: Lease) -> int:
             self.stamps.write(filling)
             return 1
 
-        return copy
+        return Opened(0, copy)
 
     def clear(self, slot: int) -> None:
         self.stamps.erase(slot)

@@ -33,6 +33,8 @@ class Fairness:
         """Says before a step who wants service."""
         stayed = self._wanting & customers
         self._wanting = frozenset(customers)
+        if not customers:
+            return  # counters stay: whoever has the largest gives way when memory runs out
         if not stayed:
             self._counters = dict.fromkeys(customers, 0.0)
             return

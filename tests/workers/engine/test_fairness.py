@@ -159,17 +159,22 @@ def test_what_comes_from_the_prefix_cache_is_free_and_output_is_not() -> None:
         assert sum(charged) == expected
 
 
-def test_the_most_served_customer_gives_way_and_is_not_charged_twice() -> None:
-    busy = Busy(rows=3, prompt_tokens=64)
-    for seq, customer in ((1, "little"), (2, "much"), (3, "little")):
-        busy.scheduler.start(start(seq, customer, 200, 100))
-    busy.scheduler._fairness.want({"little", "much"})
-    busy.scheduler._fairness.charge("much", 1, 5000, 0)
-    busy.scheduler._fairness.charge("little", 1, 1, 0)
+@pytest.mark.parametrize(
+    ("customers", "most", "gives_way"), [("aaa", "a", 3), ("aba", "b", 2), ("aba", "a", 3), ("abb", "a", 3)]
+)
+def test_the_youngest_of_the_most_served_gives_way_never_the_oldest(customers: str, most: str, gives_way: int) -> None:
+    busy = Busy(rows=3, prompt_tokens=640)
+    for seq, customer in enumerate(customers, 1):
+        busy.scheduler.start(start(seq, customer, 180, 100))
+    busy.step()
+    busy.scheduler._fairness.charge(most, 1, 5000, 0)
     for _ in range(400):
         busy.step()
-    assert busy.order == [1, 3, 2, 2][: len(busy.order)]
-    assert (busy.read, busy.wrote) == ({"little": 400, "much": 200}, {"little": 200, "much": 100})
+    assert busy.order[3] == gives_way
+    assert 1 not in busy.order[3:]
+    # What was read twice was served once.
+    assert sum(busy.read.values()) == 3 * 180
+    assert sum(busy.wrote.values()) == 3 * 100
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), 1e9])

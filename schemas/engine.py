@@ -80,12 +80,20 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_rows: int
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms. `own`: the token's; `likeliest`: (id, its) from the likeliest down."""
+
+    own: float
+    likeliest: list[tuple[int, float]]
+
+
 class Token(msgspec.Struct, frozen=True, tag="k", array_like=True):
     """`id` stands at output position `position`. A stop token is output like any other, as the last."""
 
     seq: int
     position: int
     id: int
+    logprobs: Logprobs | None = None
 
 
 class SequenceFinished(msgspec.Struct, frozen=True, tag="f", array_like=True):

@@ -6,12 +6,22 @@ import msgspec
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is drawn. The noise is a function of (seed, output position) alone.
 
-    temperature 0 is greedy; top_p is the nucleus' mass in (0, 1].
+    temperature 0 is greedy. Drawn from are the `top_k` likeliest ids (0: all), of these the nucleus whose mass reaches
+    `top_p` in (0, 1] of theirs, of these the ones at least `min_p` times as likely as the likeliest. Penalties and
+    `logit_bias`, id -> what is added, come first. `top_logprobs`: how many alternatives to report with each token's
+    own log-probability; None reports nothing.
     """
 
     seed: int
     temperature: float = 0.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):

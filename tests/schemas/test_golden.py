@@ -12,6 +12,7 @@ from schemas.adapters import CommandResult
 from schemas.codec import UndecodableRecord, decode, encode
 from schemas.placement import OwnerPlan
 from schemas.replicas import Residency
+from schemas.requests import Sampling
 from schemas.topics import ADAPTER_COMMANDS, TOKENS, TOPICS, Topic
 from tests.schemas.examples import EXAMPLES, GOLDEN, golden, message_types
 
@@ -123,8 +124,8 @@ st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False
 st.register_type_strategy(int, st.integers(-(1 << 63), (1 << 63) - 1))
 
 
-# Hypothesis takes msgspec's marker of a default list for the default itself: give these fields always.
-for listed in (CommandResult, OwnerPlan, Residency):
+# Hypothesis takes msgspec's marker of a default list or dict for the default itself: give these fields always.
+for listed in (CommandResult, OwnerPlan, Residency, Sampling):
     fields = [f for f in msgspec.structs.fields(listed) if f.default_factory is not msgspec.NODEFAULT]
     st.register_type_strategy(listed, st.builds(listed, **{f.name: st.from_type(f.type) for f in fields}))
 

@@ -715,8 +715,9 @@ inline double noise(uint64_t seed, uint64_t position) {
   return double(mixed(mixed(seed + step) + (position + 1) * step) >> 11) * 0x1.0p-53;
 }
 
-// Inverse distribution function: over the nucleus from the likeliest down, or over all in order of their ids.
-int32_t draw(const float* logits, int vocab, float top, double u, float temperature, float top_p) {
+// Inverse distribution function: over the likeliest that are left, from the likeliest down, or over all in order of ids.
+int32_t draw(const float* logits, int vocab, float top, double u, float temperature, float top_p, int top_k,
+             float min_p) {
   thread_local std::vector<float> likely;
   const int padded = (vocab + LANES - 1) / LANES * LANES;
   likely.resize(padded);
@@ -724,7 +725,7 @@ int32_t draw(const float* logits, int vocab, float top, double u, float temperat
   for (int i = 0; i < padded; i += LANES) store(&likely[i], exponential(load(&likely[i])));
   double total = 0;
   for (int i = 0; i < vocab; i++) total += likely[i];
-  if (top_p >= 1.0f) {
+  if (top_p >= 1.0f && top_k == 0 && min_p <= 0.0f) {
     double sofar = 0;
     int32_t last = 0;
     for (int i = 0; i < vocab; i++) {
@@ -734,24 +735,38 @@ int32_t draw(const float* logits, int vocab, float top, double u, float temperat
     }
     return last;
   }
-  thread_local std::vector<int32_t> heap, nucleus;
+  thread_local std::vector<int32_t> heap, left;
   heap.resize(vocab);
-  nucleus.clear();
+  left.clear();
   for (int i = 0; i < vocab; i++) heap[i] = i;
   const auto below = [&](int32_t a, int32_t b) { return likely[a] < likely[b] || (likely[a] == likely[b] && a > b); };
   std::make_heap(heap.begin(), heap.end(), below);
-  double mass = 0;
-  for (auto end = heap.end(); end != heap.begin() && (nucleus.empty() || mass < double(top_p) * total); --end) {
+  // With top_k, the nucleus' mass is a share of what the k likeliest have: they are counted first.
+  double wanted = top_p >= 1.0f ? INFINITY : double(top_p) * total, mass = 0;
+  const int most = top_k > 0 ? std::min(top_k, vocab) : vocab;
+  for (auto end = heap.end(); int(left.size()) < most && (top_k > 0 || left.empty() || mass < wanted); --end) {
     std::pop_heap(heap.begin(), end, below);
-    nucleus.push_back(*(end - 1));
-    mass += likely[nucleus.back()];
+    const int32_t id = *(end - 1);
+    if (top_k == 0 && !left.empty() && double(likely[id]) < double(min_p) * likely[left[0]]) break;
+    left.push_back(id);
+    mass += likely[id];
   }
+  if (top_k > 0 && top_p < 1.0f) {
+    wanted = double(top_p) * mass;
+    mass = 0;
+    size_t kept = 0;
+    while (kept < left.size() && (kept == 0 || mass < wanted)) mass += likely[left[kept++]];
+    left.resize(kept);
+  }
+  while (double(likely[left.back()]) < double(min_p) * likely[left[0]]) left.pop_back();
+  mass = 0;
+  for (int32_t id : left) mass += likely[id];
   double sofar = 0;
-  for (int32_t id : nucleus) {
+  for (int32_t id : left) {
     sofar += likely[id];
     if (sofar > u * mass) return id;
   }
-  return nucleus.back();
+  return left.back();
 }
 
 }  // namespace
@@ -788,7 +803,8 @@ void engine_silu_mul(const float* gate_up, int n, int inner, float* out) {
 
 // ids[row]: the likeliest id, lowest first among equals, at temperature 0, else a draw; -1 if a logit is not finite.
 void engine_sample(const float* logits, int n, int vocab, const uint64_t* seeds, const int64_t* positions,
-                   const float* temperatures, const float* top_ps, int32_t* ids) {
+                   const float* temperatures, const float* top_ps, const int32_t* top_ks, const float* min_ps,
+                   int32_t* ids) {
   pool->run(n, [=](int row) {
     const float* from = logits + int64_t(row) * vocab;
     int32_t best = 0;
@@ -799,7 +815,8 @@ void engine_sample(const float* logits, int n, int vocab, const uint64_t* seeds,
     }
     if (!finite) best = -1;
     else if (temperatures[row] > 0)
-      best = draw(from, vocab, from[best], noise(seeds[row], positions[row]), temperatures[row], top_ps[row]);
+      best = draw(from, vocab, from[best], noise(seeds[row], positions[row]), temperatures[row], top_ps[row],
+                  top_ks[row], min_ps[row]);
     ids[row] = best;
   });
 }

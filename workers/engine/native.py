@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.engine import pages
 from workers.engine.compiled import SOURCE, library
-from workers.engine.operations import Batch, Heads, KvCache, Rope, Weight
+from workers.engine.operations import Batch, Draws, Heads, KvCache, Rope, Weight
 from workers.engine.stacks import Adapted, SlotStacks
 
 _PANEL = 32
@@ -69,7 +69,7 @@ _SIGNATURES = {
     "engine_rope_store": (_POINTER, _INT, _POINTER),
     "engine_attend": (_POINTER, _INT, _POINTER, _POINTER),
     "engine_silu_mul": (_POINTER, _INT, _INT, _POINTER),
-    "engine_sample": (_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+    "engine_sample": (_POINTER, _INT, _INT, *(_POINTER,) * 7),
 }
 
 
@@ -156,10 +156,10 @@ class NativeOperations:
         self._kernels.engine_silu_mul(gate_up.data_ptr(), n, inner, out.data_ptr())
         return out
 
-    def sample(self, logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, top_ps: Tensor) -> Tensor:
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         ids = torch.empty(len(logits), dtype=torch.int32)
-        inputs = (seeds, positions, temperatures, top_ps, ids)
-        self._kernels.engine_sample(logits.data_ptr(), *logits.shape, *(tensor.data_ptr() for tensor in inputs))
+        pointers = (tensor.data_ptr() for tensor in (*draws, ids))
+        self._kernels.engine_sample(logits.data_ptr(), *logits.shape, *pointers)
         return ids
 
 

@@ -6,7 +6,7 @@ that row's inputs alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -73,6 +73,17 @@ class Heads:
     head_dim: int
 
 
+class Draws(NamedTuple):
+    """How each of m rows is drawn: int64 seeds (the bits of an unsigned one) and positions, int32 top_ks, float32."""
+
+    seeds: Tensor
+    positions: Tensor
+    temperatures: Tensor
+    top_ps: Tensor
+    top_ks: Tensor
+    min_ps: Tensor
+
+
 class Operations(Protocol):
     numeric_class: str
 
@@ -105,8 +116,5 @@ class Operations(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of rows gate | up, as [n, inner]."""
 
-    def sample(self, logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, top_ps: Tensor) -> Tensor:
-        """int32 ids [m] from logits [m, vocab], as sampler.py says; -1 where a logit is not finite.
-
-        seeds, positions int64 (seeds hold the bits of an unsigned one), temperatures, top_ps float32.
-        """
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        """int32 ids [m] from logits [m, vocab], as sampler.py says; -1 where a logit is not finite."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.kv_blocks import BLOCK_TOKENS
-from workers.engine.operations import Batch, Heads, KvCache, Rope, Weight
+from workers.engine.operations import Batch, Draws, Heads, KvCache, Rope, Weight
 from workers.engine.sampler import draw
 from workers.engine.stacks import Adapted, SlotStacks
 
@@ -83,7 +83,6 @@ class ReferenceOperations:
         gate, up = gate_up.chunk(2, -1)
         return torch.nn.functional.silu(gate) * up
 
-    def sample(self, logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, top_ps: Tensor) -> Tensor:
-        settings = (seeds.tolist(), positions.tolist(), temperatures.tolist(), top_ps.tolist())
-        rows = zip(logits.numpy(), *settings, strict=True)
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        rows = zip(logits.numpy(), *(tensor.tolist() for tensor in draws), strict=True)
         return torch.tensor([draw(*row) for row in rows], dtype=torch.int32)

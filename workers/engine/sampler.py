@@ -1,8 +1,9 @@
 """How the next token is drawn: a function of the logits, the settings and (seed, output position), and nothing else.
 
 temperature 0: the likeliest id, the lowest among equals. Else the inverse of the distribution function at one uniform
-number, over the nucleus (the likeliest ids whose mass reaches top_p, from the likeliest down), or over all ids in order
-when top_p is 1. This is the definition; kernels.cpp does the same, fast. A logit that is not finite gives -1.
+number: over all ids in order, or, where top_k, top_p or min_p leave some out, over those that are left, from the
+likeliest down (schemas/requests.py says which). This is the definition; kernels.cpp does the same, fast. A logit that
+is not finite gives -1.
 """
 
 import numpy as np
@@ -25,7 +26,15 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def draw(logits: npt.NDArray[np.float32], seed: int, position: int, temperature: float, top_p: float) -> int:
+def draw(
+    logits: npt.NDArray[np.float32],
+    seed: int,
+    position: int,
+    temperature: float,
+    top_p: float,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> int:
     """The id drawn from logits [vocab]; -1 if one of them is not finite."""
     if not np.isfinite(logits).all():
         return -1
@@ -35,12 +44,17 @@ def draw(logits: npt.NDArray[np.float32], seed: int, position: int, temperature:
     with np.errstate(over="ignore"):
         mass = np.exp(np.maximum((logits - logits.max()) / narrow, -87.0)).astype(np.float64)
     u = noise(seed, position)
-    if top_p >= 1:
+    if top_p >= 1 and top_k == 0 and min_p <= 0:
         return _inverse(mass, u)
     order = np.lexsort((np.arange(len(mass)), -mass))
-    kept = int(np.searchsorted(np.cumsum(mass[order]), np.float32(top_p) * mass.sum())) + 1
-    nucleus = order[:kept]
-    return int(nucleus[_inverse(mass[nucleus], u)])
+    total = mass.sum()
+    if 0 < top_k < len(order):
+        order = order[:top_k]
+        total = np.cumsum(mass[order])[-1]
+    if top_p < 1:
+        order = order[: int(np.searchsorted(np.cumsum(mass[order]), np.float32(top_p) * total)) + 1]
+    likely = order[mass[order] >= np.float32(min_p) * mass[order[0]]]
+    return int(likely[_inverse(mass[likely], u)])
 
 
 def _inverse(mass: npt.NDArray[np.float64], u: float) -> int:

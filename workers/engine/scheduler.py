@@ -21,7 +21,7 @@ from collections.abc import Sequence as Listing
 
 import msgspec
 
-from schemas.engine import SequenceFinished, StartSequence, Token
+from schemas.engine import Logprobs, SequenceFinished, StartSequence, Token
 from schemas.reasons import FinishReason
 from workers.engine.fairness import Fairness, cost
 from workers.engine.kv_blocks import BLOCK_TOKENS, KvBlocks, OutOfBlocks
@@ -60,7 +60,14 @@ class Failure(msgspec.Struct, frozen=True):
     detail: str
 
 
-Outcome = int | None | Failure  # the next token's id, nothing sampled, or a failure
+class Scored(msgspec.Struct, frozen=True):
+    """The next token's id, and how likely it was, for those who asked."""
+
+    id: int
+    logprobs: Logprobs
+
+
+Outcome = int | Scored | None | Failure  # the next token's id, nothing sampled, or a failure
 
 
 class Scheduler:
@@ -166,7 +173,7 @@ class Scheduler:
         for row, outcome in zip(rows, outcomes, strict=True):
             sequence, computed = row.sequence, row.start + row.count
             self._fairness.charge(
-                sequence.customer, sequence.weight, sequence.pay(computed), int(isinstance(outcome, int))
+                sequence.customer, sequence.weight, sequence.pay(computed), int(isinstance(outcome, int | Scored))
             )
             if isinstance(outcome, Failure):
                 continue
@@ -174,8 +181,9 @@ class Scheduler:
             self._blocks.computed(sequence.seq, sequence.tokens, computed)
             if outcome is None:
                 continue
-            tokens.append(Token(sequence.seq, sequence.length, outcome))
-            sequence.tokens.append(outcome)
+            token, scores = (outcome.id, outcome.logprobs) if isinstance(outcome, Scored) else (outcome, None)
+            tokens.append(Token(sequence.seq, sequence.length, token, scores))
+            sequence.tokens.append(token)
             if reason := sequence.ending():
                 finished.append(self._finished(sequence, reason, ""))
         return tokens, finished

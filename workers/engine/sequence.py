@@ -4,9 +4,12 @@ import math
 
 from schemas.engine import StartSequence
 from schemas.reasons import FinishReason
+from schemas.requests import Sampling
 from workers.engine.fairness import GREATEST_WEIGHT, LEAST_WEIGHT
 from workers.engine.prefix import Space
 from workers.engine.slots import NO_ADAPTER, Lease
+
+MOST_LOGPROBS = 20  # as many alternatives as OpenAI's API gives
 
 
 class Sequence:
@@ -98,10 +101,31 @@ def fault(start: StartSequence, vocab_size: int, kv_tokens: int, context_length:
         return f"prompt: {len(start.prompt)} tokens do not fit the context of {context_length}"
     if max(known, min(limit, context_length)) > kv_tokens:
         return f"max_tokens: {limit} tokens in all, the KV cache holds {kv_tokens}; ask for fewer"
-    if not (math.isfinite(start.sampling.temperature) and start.sampling.temperature >= 0):
-        return f"temperature: {start.sampling.temperature} is not a number of at least 0"
-    if not 0 < start.sampling.top_p <= 1:
-        return f"top_p: {start.sampling.top_p} is not in (0, 1]"
+    if detail := _sampling_fault(start.sampling, vocab_size):
+        return detail
     if not LEAST_WEIGHT <= start.weight <= GREATEST_WEIGHT:
         return f"weight: {start.weight} is not in [{LEAST_WEIGHT}, {GREATEST_WEIGHT}]"
+    return ""
+
+
+def _sampling_fault(sampling: Sampling, vocab_size: int) -> str:
+    """Why no token can be drawn like this; empty if one can."""
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return f"temperature: {sampling.temperature} is not a number of at least 0"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p: {sampling.top_p} is not in (0, 1]"
+    if not 0 <= sampling.top_k < 1 << 31:
+        return f"top_k: {sampling.top_k} is not in 0..{(1 << 31) - 1}"
+    if not 0 <= sampling.min_p <= 1:
+        return f"min_p: {sampling.min_p} is not in [0, 1]"
+    if not 0.01 <= sampling.repetition_penalty <= 100:
+        return f"repetition_penalty: {sampling.repetition_penalty} is not in [0.01, 100]"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= getattr(sampling, name) <= 2:
+            return f"{name}: {getattr(sampling, name)} is not in [-2, 2]"
+    for token, bias in sampling.logit_bias.items():
+        if not (0 <= token < vocab_size and -100 <= bias <= 100):
+            return f"logit_bias: {token}: {bias} is not an id in 0..{vocab_size - 1} with a bias in [-100, 100]"
+    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_LOGPROBS:
+        return f"top_logprobs: {sampling.top_logprobs} is not in 0..{MOST_LOGPROBS}"
     return ""

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from workers.engine.compiled import NoCompiler, best_isa
 from workers.engine.kv_blocks import BLOCK_TOKENS
+from workers.engine.logits import adjust, adjusts, logprobs
 from workers.engine.model import LlamaModel
 from workers.engine.model_config import ModelConfig
 from workers.engine.native import NativeOperations
-from workers.engine.operations import Batch, Operations
+from workers.engine.operations import Batch, Draws, Operations
 from workers.engine.reference import ReferenceOperations
 from workers.engine.runner import Model, Opened, Stamps
-from workers.engine.scheduler import Failure, Outcome, Row
+from workers.engine.scheduler import Failure, Outcome, Row, Scored
 from workers.engine.slots import Lease
 from workers.engine.stacks import SlotStacks
 from workers.slot_image import open_image
@@ -69,20 +70,32 @@ class TorchRunner:
         if sound:
             logits = self.llama.forward(batch_of([row for _, row in sound]))
             sampled = [(at, row) for at, row in sound if row.samples]
-            ids = self._sample(logits, [row for _, row in sampled])
-            for (at, _), token in zip(sampled, ids, strict=True):
-                outcomes[at] = token if token >= 0 else Failure("a logit is not finite")
+            for (at, _), outcome in zip(sampled, self._sample(logits, [row for _, row in sampled]), strict=True):
+                outcomes[at] = outcome
         return outcomes
 
-    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Outcome]:
+        """One outcome for each row of logits [m, vocab], which penalties and bias change in place."""
         if not rows:
             return []
-        seeds = np.array([row.sequence.sampling.seed & _SEED_MASK for row in rows], np.uint64).view(np.int64)
-        positions = torch.tensor([row.sequence.length for row in rows])
-        temperatures = torch.tensor([row.sequence.sampling.temperature for row in rows], dtype=torch.float32)
-        top_ps = torch.tensor([row.sequence.sampling.top_p for row in rows], dtype=torch.float32)
-        ids: list[int] = self._ops.sample(logits, torch.from_numpy(seeds), positions, temperatures, top_ps).tolist()
-        return ids
+        plain = logits.numpy()
+        raw = {}
+        for at, row in enumerate(rows):
+            sequence = row.sequence
+            if sequence.sampling.top_logprobs is not None:
+                raw[at] = plain[at].copy()
+            if adjusts(sequence.sampling):
+                prompt, output = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
+                adjust(plain[at], sequence.sampling, prompt, output)
+        ids: list[int] = self._ops.sample(logits, _draws(rows)).tolist()
+        outcomes: list[Outcome] = list(ids)
+        for at, token in enumerate(ids):
+            most = rows[at].sequence.sampling.top_logprobs
+            if token < 0:
+                outcomes[at] = Failure("a logit is not finite")
+            elif most is not None:
+                outcomes[at] = Scored(token, logprobs(raw[at], token, most))
+        return outcomes
 
     def _prove(self, kv_tokens: int) -> None:
         """Every weight, several widths: the same prompt whole, in pieces, and among others gives the same bits."""
@@ -110,6 +123,19 @@ def operations(threads: int) -> Operations:
     torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
     _LOG.info("native kernels for %s, %d threads", isa, threads)
     return native
+
+
+def _draws(rows: Sequence[Row]) -> Draws:
+    asked = [row.sequence.sampling for row in rows]
+    seeds = np.array([sampling.seed & _SEED_MASK for sampling in asked], np.uint64).view(np.int64)
+    return Draws(
+        seeds=torch.from_numpy(seeds),
+        positions=torch.tensor([row.sequence.length for row in rows]),
+        temperatures=torch.tensor([sampling.temperature for sampling in asked], dtype=torch.float32),
+        top_ps=torch.tensor([sampling.top_p for sampling in asked], dtype=torch.float32),
+        top_ks=torch.tensor([sampling.top_k for sampling in asked], dtype=torch.int32),
+        min_ps=torch.tensor([sampling.min_p for sampling in asked], dtype=torch.float32),
+    )
 
 
 def batch_of(rows: Sequence[Row]) -> Batch:

@@ -17,7 +17,7 @@ from workers.engine.native import NativeOperations
 from workers.engine.operations import Batch, Operations
 from workers.engine.reference import ReferenceOperations
 from workers.engine.runner import Stamps
-from workers.engine.scheduler import Row
+from workers.engine.scheduler import Outcome, Row
 from workers.engine.slots import Lease
 from workers.engine.torch_runner import NotReproducible, TorchRunner
 
@@ -32,7 +32,7 @@ class Watched(TorchRunner):
         self.logits: dict[tuple[int, int], Tensor] = {}
         super().__init__(folder, "h", operations, {MAX_RANK: slots}, KV_TOKENS)
 
-    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Outcome]:
         sampled = [(row.sequence.seq, row.sequence.length) for row in rows]
         self.logits.update(zip(sampled, logits.clone(), strict=True))
         return super()._sample(logits, rows)

@@ -12,7 +12,7 @@ from streams.adapters.shape import ModelShape
 from tests.workers.engine.tiny import MAX_RANK, adapter
 from workers.engine.compiled import NoCompiler, best_isa, library
 from workers.engine.native import NativeOperations
-from workers.engine.operations import Batch, Heads, KvCache, Operations, Rope
+from workers.engine.operations import Batch, Draws, Heads, KvCache, Operations, Rope
 from workers.engine.reference import ReferenceOperations
 from workers.engine.sampler import draw, noise
 from workers.engine.stacks import SlotStacks
@@ -151,11 +151,26 @@ def test_many_rows_of_one_slot_have_the_bits_of_each_alone(native: NativeOperati
         assert torch.equal(part, whole[first : first + 3])
 
 
-def sampled(operations: Operations, logits: Tensor, temperature: float, top_p: float, seed: int = 5) -> list[int]:
+def sampled(
+    operations: Operations,
+    logits: Tensor,
+    temperature: float,
+    top_p: float,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int = 5,
+) -> list[int]:
     n = len(logits)
-    seeds, positions = torch.full((n,), seed), torch.arange(n)
     ids: list[int] = operations.sample(
-        logits, seeds, positions, torch.full((n,), temperature), torch.full((n,), top_p)
+        logits,
+        Draws(
+            torch.full((n,), seed),
+            torch.arange(n),
+            torch.full((n,), temperature),
+            torch.full((n,), top_p),
+            torch.full((n,), top_k, dtype=torch.int32),
+            torch.full((n,), min_p),
+        ),
     ).tolist()
     return ids
 
@@ -173,12 +188,34 @@ def test_sampling_is_what_its_definition_says(native: NativeOperations, temperat
     )
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 330, 331, 5000])
+@pytest.mark.parametrize("min_p", [0.0, 0.1, 1.0])
+def test_what_is_left_out_is_what_the_definition_says(
+    native: NativeOperations, top_p: float, top_k: int, min_p: float
+) -> None:
+    logits = normal(200, 331) * 2
+    expected = [draw(row, 5, at, 0.9, top_p, top_k, min_p) for at, row in enumerate(logits.numpy())]
+    got = sampled(native, logits, 0.9, top_p, top_k, min_p)
+    assert sum(a != b for a, b in zip(got, expected, strict=True)) <= 1
+    if top_k == 1 or min_p == 1:
+        assert got == logits.argmax(-1).tolist()
+    if top_k == 7:
+        allowed = logits.topk(7).indices
+        assert all(token in allowed[at] for at, token in enumerate(got))
+
+
 def test_sampling_follows_the_distribution(native: NativeOperations) -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(4000, 1)
     counts = np.bincount(sampled(native, logits, 1.0, 1.0), minlength=4) / 4000
     np.testing.assert_allclose(counts, [0.5, 0.3, 0.15, 0.05], atol=0.03)
     counts = np.bincount(sampled(native, logits, 1.0, 0.7), minlength=4) / 4000
     np.testing.assert_allclose(counts, [0.625, 0.375, 0, 0], atol=0.03)
+    # top_k first: 0.8 of what the three likeliest have (0.95) is 0.76, which the two likeliest reach.
+    counts = np.bincount(sampled(native, logits, 1.0, 0.8, top_k=3), minlength=4) / 4000
+    np.testing.assert_allclose(counts, [0.625, 0.375, 0, 0], atol=0.03)
+    counts = np.bincount(sampled(native, logits, 1.0, 1.0, min_p=0.25), minlength=4) / 4000
+    np.testing.assert_allclose(counts, np.array([0.5, 0.3, 0.15, 0]) / 0.95, atol=0.03)
 
 
 def test_ties_go_to_the_lowest_id_and_broken_logits_to_none(native: NativeOperations) -> None:

@@ -89,9 +89,11 @@ class Peft:
         refusals = Refusals()
         manifest = compile_manifest((folder / "peft/adapter_config.json").read_bytes(), shape, refusals)
         delta = load_delta(folder / "peft/adapter_model.safetensors", manifest, shape, refusals)
-        assert not refusals, list(refusals)
+        assert not refusals
         assert delta is not None
-        return image(folder, shape, name, {place: tuple(pair) for place, pair in delta.items()}, MAX_RANK)
+        return image(
+            folder, shape, name, {place: (pair.a, pair.b, pair.scale) for place, pair in delta.items()}, MAX_RANK
+        )
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,8 @@ def ours(tiny: Path, native: NativeOperations, expected: dict[str, tuple[Any, ..
     engine = InProcess(runner, len(TABLE)).say(*(load for load, _, _ in expected.values())).run()
     slots = {content: slot for content, (slot, _) in engine.slots.contents().items()}
     names = ["", *TABLE]
-    parts, of = [], []
+    parts: list[tuple[list[int], int, list[int]]] = []
+    of: list[int] = []
     for name in names:
         for prompt in PROMPTS:
             parts.append((prompt, 0, [BLOCKS * len(parts) + at for at in range(BLOCKS)]))

@@ -15,7 +15,7 @@ from streams.adapters.shape import ModelShape
 from tests.workers.engine.tiny import KV_TOKENS, MAX_RANK, InProcess, adapter, content_id, image, start
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.native import NativeOperations
-from workers.engine.scheduler import Row
+from workers.engine.scheduler import Outcome, Row
 from workers.engine.torch_runner import TorchRunner
 
 ADAPTERS = ("a0", "a1", "a2")
@@ -29,7 +29,7 @@ class Watched(TorchRunner):
         self.logits: dict[tuple[int, int], Tensor] = {}
         super().__init__(folder, "h", native, {MAX_RANK: len(ADAPTERS)}, KV_TOKENS)
 
-    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Outcome]:
         sampled = [(row.sequence.seq, row.sequence.length) for row in rows]
         self.logits.update(zip(sampled, logits.clone(), strict=True))
         return super()._sample(logits, rows)

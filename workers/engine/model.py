@@ -6,6 +6,7 @@ one prompt chunk see each other.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class _Projection:
     """Base matrices whose outputs stand side by side, and their adapted parts."""
 
     weight: Weight
+    bias: Tensor | None
     adapted: list[list[Adapted]]  # per rank pool
 
 
@@ -80,9 +82,13 @@ class LlamaModel:
         return ops.linear(self._head, ops.norm(x[batch.last], None, self._norm, eps))
 
     def _project(self, projection: _Projection, x: Tensor, batch: Batch) -> Tensor:
-        if not batch.adapted:
-            return self._ops.linear(projection.weight, x)
-        return self._ops.project(projection.weight, x, self._stacks, projection.adapted, batch)
+        if batch.adapted:
+            y = self._ops.project(projection.weight, x, self._stacks, projection.adapted, batch)
+        else:
+            y = self._ops.linear(projection.weight, x)
+        if projection.bias is not None:
+            y += projection.bias
+        return y
 
     def _layer(self, weights: BaseWeights, layer: int, kv_tokens: int) -> _Layer:
         shape = self.config.shape
@@ -97,7 +103,11 @@ class LlamaModel:
                 weights.take(f"{prefix}{block}.{name}_proj.weight", d, k)
                 for name, (k, d) in zip(names, sizes, strict=True)
             ]
-            return _Projection(self._ops.weight(*parts), self._stacks.adapted(layer, names))
+            return _Projection(
+                self._ops.weight(*parts),
+                self._bias(weights, f"{prefix}{block}", names),
+                self._stacks.adapted(layer, names),
+            )
 
         return _Layer(
             attention_norm=norm("input_layernorm"),
@@ -109,13 +119,25 @@ class LlamaModel:
             cache=KvCache.empty(kv_tokens // BLOCK_TOKENS, shape.kv_heads, shape.head_dim),
         )
 
+    def _bias(self, weights: BaseWeights, block: str, names: Sequence[str]) -> Tensor | None:
+        """One bias for outputs that stand side by side, 0 where a matrix has none."""
+        if not self.config.biased.intersection(names):
+            return None
+        sizes = self.config.shape.matrices()
+        return torch.cat(
+            [
+                weights.take(f"{block}.{name}_proj.bias", sizes[name][1]).float()
+                if name in self.config.biased
+                else torch.zeros(sizes[name][1])
+                for name in names
+            ]
+        )
+
 
 def _rope(config: ModelConfig) -> Rope:
-    shape = config.shape
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    angles = torch.outer(torch.arange(shape.context).float(), frequencies)
-    return Rope(angles.cos(), angles.sin())
+    shape, rotation = config.shape, config.rotation
+    angles = torch.outer(torch.arange(shape.context).float(), rotation.frequencies(shape.head_dim))
+    return Rope(angles.cos() * rotation.attention_factor, angles.sin() * rotation.attention_factor)
 
 
 def _digest(rope: Rope) -> str:

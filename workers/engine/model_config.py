@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from streams.adapters.shape import ModelShape
+from workers.engine.rotation import Rotation, read_rotation
 
 _APPLIED = {
     "hidden_size",
@@ -21,24 +22,24 @@ _APPLIED = {
     "rms_norm_eps",
     "rope_theta",
     "rope_parameters",
+    "rope_scaling",
     "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
 }
 # Fields that would change the result, and the values at which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "model_type": ("llama",),
+    "model_type": ("llama", "mistral", "qwen2"),
     "hidden_act": ("silu", "swish"),
-    "rope_scaling": (None,),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
     "pretraining_tp": (1, None),
     "quantization_config": (None,),
-    "sliding_window": (None,),
     "use_sliding_window": (False, None),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "partial_rotary_factor": (1.0, None),
     "logits_soft_cap": (None,),
 }
+_CHECKED = {"rope_interleaved", "sliding_window", "layer_types"}  # below
 _WITHOUT_EFFECT = {
     "_name_or_path",
     "architectures",
@@ -49,13 +50,13 @@ _WITHOUT_EFFECT = {
     "eos_token_id",
     "id2label",
     "initializer_range",
+    "max_window_layers",  # of sliding windows, which are refused
     "label2id",
     "output_attentions",
     "output_hidden_states",
     "pad_token_id",
     "problem_type",
     "return_dict",
-    "rope_interleaved",  # written false by the converters of some families; refused below when true
     "torch_dtype",
     "transformers_version",
     "transformers.js_config",
@@ -71,8 +72,9 @@ class UnsupportedModel(Exception):
 class ModelConfig(msgspec.Struct, frozen=True):
     shape: ModelShape
     rms_norm_eps: float
-    rope_theta: float
+    rotation: Rotation
     tied: bool  # the head is the embedding
+    biased: frozenset[str]  # the matrices, as in MATRICES, whose outputs have a bias
 
     @classmethod
     def of(cls, folder: Path) -> "ModelConfig":
@@ -80,6 +82,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         fields: dict[str, Any] = json.loads((folder / "config.json").read_text())
         missing = {"model_type", "hidden_size", "rms_norm_eps", "vocab_size"} - fields.keys()
         reasons = [f"{name}: missing" for name in sorted(missing)] + _refusals(fields)
+        rotation = read_rotation(fields, reasons)
         if reasons:
             raise UnsupportedModel("\n".join(reasons))
         shape = ModelShape.of(folder)
@@ -92,13 +95,17 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return cls(
             shape=shape,
             rms_norm_eps=fields["rms_norm_eps"],
-            rope_theta=_rope(fields).get("rope_theta", fields.get("rope_theta", 10000.0)),
+            rotation=rotation,
             tied=fields.get("tie_word_embeddings", False),
+            biased=_biased(fields),
         )
 
 
-def _rope(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    return fields.get("rope_parameters") or {}
+def _biased(fields: Mapping[str, Any]) -> frozenset[str]:
+    if fields["model_type"] == "qwen2":
+        return frozenset("qkv")  # always, and no field says so
+    attention, mlp = fields.get("attention_bias"), fields.get("mlp_bias")
+    return frozenset(("q", "k", "v", "o") if attention else ()) | frozenset(("gate", "up", "down") if mlp else ())
 
 
 def _refusals(fields: Mapping[str, Any]) -> list[str]:
@@ -107,12 +114,16 @@ def _refusals(fields: Mapping[str, Any]) -> list[str]:
         if name in _NEUTRAL:
             if value not in _NEUTRAL[name]:
                 reasons.append(f"{name}: {value!r} is not supported, only {_NEUTRAL[name][0]!r}")
-        elif name not in _APPLIED and name not in _WITHOUT_EFFECT:
+        elif name not in _APPLIED | _CHECKED | _WITHOUT_EFFECT:
             reasons.append(f"{name}: {value!r}, a field this engine does not know")
     if fields.get("rope_interleaved"):
         reasons.append("rope_interleaved: True is not supported, only False")
-    for name, value in _rope(fields).items():
-        neutral = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-        if name != "rope_theta" and (name not in neutral or value != neutral[name]):
-            reasons.append(f"rope_parameters.{name}: {value!r} is not supported")
-    return reasons
+    # Qwen2 writes a window's width even where none is used.
+    idle = fields.get("model_type") == "qwen2" and fields.get("use_sliding_window") is False
+    if fields.get("sliding_window") is not None and not idle:
+        reasons.append(f"sliding_window: {fields['sliding_window']!r} is not supported, only None")
+    if set(fields.get("layer_types") or ()) - {"full_attention"}:
+        reasons.append(f"layer_types: {sorted(set(fields['layer_types']))} is not supported, only full_attention")
+    biases = {name: fields.get(name) for name in ("attention_bias", "mlp_bias")}
+    unclear = {name: value for name, value in biases.items() if value not in (True, False, None)}
+    return reasons + [f"{name}: {value!r} is neither true nor false" for name, value in unclear.items()]

@@ -67,7 +67,7 @@ def test_logprobs_are_a_log_softmax_with_the_lower_id_first() -> None:
 
 @pytest.fixture(scope="module")
 def runner(tiny: Path, native: NativeOperations) -> TorchRunner:
-    return TorchRunner(tiny, "h", native, 1, MAX_RANK, KV_TOKENS)
+    return TorchRunner(tiny, "h", native, {MAX_RANK: 1}, KV_TOKENS)
 
 
 def tokens_of(engine: InProcess, seq: int) -> list[Token]:

@@ -106,12 +106,15 @@ def test_adapters_are_those_of_peft(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("model_type", "mistral"),
+        ("model_type", "gemma"),
         ("hidden_act", "gelu"),
-        ("attention_bias", True),
-        ("mlp_bias", True),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        ("attention_bias", "yes"),
+        ("rope_parameters", {"rope_type": "llama3", "factor": 8.0}),
         ("rope_parameters", {"rope_type": "yarn", "rope_theta": 10000.0}),
+        ("rope_parameters", {"rope_type": "longrope", "factor": 8.0}),
+        ("rope_parameters", {"rope_type": "linear", "factor": 2.0, "mscale": 1.0}),
+        ("rope_parameters", {"rope_type": "linear", "factor": 0.0}),
+        ("layer_types", ["full_attention", "sliding_attention", "full_attention"]),
         ("rope_interleaved", True),
         ("sliding_window", 128),
         ("quantization_config", {"bits": 4}),
@@ -133,7 +136,7 @@ def test_a_config_with_a_plain_rope_theta_is_read(tiny: Path, tmp_path: Path) ->
     config = json.loads((tiny / "config.json").read_text())
     config.pop("rope_parameters")
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 5e5, "rope_scaling": None}))
-    assert ModelConfig.of(tmp_path).rope_theta == 5e5
+    assert ModelConfig.of(tmp_path).rotation.theta == 5e5
 
 
 @pytest.mark.parametrize(

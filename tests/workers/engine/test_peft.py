@@ -21,8 +21,9 @@ from streams.adapters.tensors import load_delta
 from tests.workers.engine.tiny import InProcess, content_id, image
 from workers.engine.native import NativeOperations
 from workers.engine.torch_runner import TorchRunner, tokens_batch
+from workers.slot_image import slot_rank
 
-MAX_RANK = 64
+POOLS = (8, 16, 32, 64)
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TABLE: dict[str, dict[str, Any]] = {
     **{f"rank-{r}": {"r": r, "lora_alpha": 2 * r, "target_modules": ALL} for r in (1, 2, 3, 5, 7, 8, 12, 16)},
@@ -61,7 +62,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "excluded": {"r": 8, "lora_alpha": 16, "target_modules": ALL, "exclude_modules": ["layers.2.mlp.up_proj"]},
 }
 PROMPTS = [[(37 * n + i * i * 5 + 3) % 331 for i in range(3 + 11 * n)] for n in range(3)]
-BLOCKS = 3
+BLOCKS, SLOTS = 3, 24  # blocks of a prompt, slots of each pool
 
 
 class Peft:
@@ -91,9 +92,8 @@ class Peft:
         delta = load_delta(folder / "peft/adapter_model.safetensors", manifest, shape, refusals)
         assert not refusals
         assert delta is not None
-        return image(
-            folder, shape, name, {place: (pair.a, pair.b, pair.scale) for place, pair in delta.items()}, MAX_RANK
-        )
+        tensors = {place: (pair.a, pair.b, pair.scale) for place, pair in delta.items()}
+        return image(folder, shape, name, tensors, slot_rank(max(len(a) for a, _, _ in tensors.values()), POOLS))
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,8 @@ def expected(tiny: Path, shape: ModelShape, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def ours(tiny: Path, native: NativeOperations, expected: dict[str, tuple[Any, ...]]) -> dict[str, Tensor]:
     """name -> logits [prompts, vocab] of one forward pass that has all adapters and the base ("") in it."""
-    runner = TorchRunner(tiny, "h", native, {MAX_RANK: len(TABLE)}, 16 * BLOCKS * len(PROMPTS) * (len(TABLE) + 1))
-    engine = InProcess(runner, len(TABLE)).say(*(load for load, _, _ in expected.values())).run()
+    runner = TorchRunner(tiny, "h", native, dict.fromkeys(POOLS, SLOTS), 16 * BLOCKS * len(PROMPTS) * (len(TABLE) + 1))
+    engine = InProcess(runner, [SLOTS] * len(POOLS)).say(*(load for load, _, _ in expected.values())).run()
     slots = {content: slot for content, (slot, _) in engine.slots.contents().items()}
     names = ["", *TABLE]
     parts: list[tuple[list[int], int, list[int]]] = []

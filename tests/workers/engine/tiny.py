@@ -95,9 +95,12 @@ def start(
 class InProcess:
     """The engine without its process: commands in, events out, steps by hand."""
 
-    def __init__(self, runner: Runner, slots: int, kv_tokens: int = KV_TOKENS, prompt_tokens: int = 128) -> None:
+    def __init__(
+        self, runner: Runner, slots: int | list[int], kv_tokens: int = KV_TOKENS, prompt_tokens: int = 128
+    ) -> None:
+        """`slots`: those of the only pool, or of each."""
         self.events: list[Event] = []
-        self.slots = Slots(slots)
+        self.slots = Slots(*(slots if isinstance(slots, list) else [slots]))
         model = runner.model
         limits = Limits(model.vocab_size, model.context_length, kv_tokens, prompt_tokens_per_step=prompt_tokens)
         self.scheduler = Scheduler(limits, self.slots)

@@ -166,13 +166,22 @@ def test_the_youngest_of_the_most_served_gives_way_never_the_oldest(customers: s
     busy = Busy(rows=3, prompt_tokens=640)
     for seq, customer in enumerate(customers, 1):
         busy.scheduler.start(start(seq, customer, 180, 100))
+    charged: list[int] = []
+
+    class Noted(Fairness):
+        def charge(self, customer: str, weight: float, inputs: int, outputs: int) -> None:
+            charged.append(inputs)
+            super().charge(customer, weight, inputs, outputs)
+
+    busy.scheduler._fairness = Noted()
     busy.step()
     busy.scheduler._fairness.charge(most, 1, 5000, 0)
     for _ in range(400):
         busy.step()
     assert busy.order[3] == gives_way
     assert 1 not in busy.order[3:]
-    # What was read twice was served once.
+    # What was read twice was served, and paid, once.
+    assert sum(charged) == 5000 + 3 * 180
     assert sum(busy.read.values()) == 3 * 180
     assert sum(busy.wrote.values()) == 3 * 100
 

@@ -122,7 +122,8 @@ def test_nothing_is_shared_before_it_is_computed() -> None:
 def test_who_computes_the_same_at_once_goes_on_with_one_block() -> None:
     kv = KvBlocks(12)
     for seq in (1, 2):
-        kv.admit(seq, A, ids(2), 0)
+        assert kv.admit(seq, A, ids(2), 0) == 0
+    for seq in (1, 2):
         kv.computed(seq, ids(2), len(ids(2)))
     assert kv.held(1)[:2] == kv.held(2)[:2]
     assert kv.held(1)[2] != kv.held(2)[2]

@@ -16,15 +16,18 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from infra.local.model import packaged_model
 from infra.options import StackOptions
 from infra.progress import Progress
 from infra.supervisor import running
 from replay import company as companies
 from replay import engine_bench as engines
+from replay import engine_bench_prefix as prefixes
+from replay import engine_bench_slots as crowds
 from replay import hop as hops
 from replay import kills as killing
 from replay.engine_bench_rig import REQUESTS
-from replay.engine_bench_table import progress_bar
+from replay.engine_bench_table import plain_table, progress_bar
 from replay.engine_bench_table import tables as show_engine
 from replay.openloop import Latencies
 from replay.stage import Stage
@@ -34,6 +37,8 @@ STDERR = Console(stderr=True)
 
 with_json = click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
 with_replicas = click.option("--replicas", type=click.IntRange(1), default=2, show_default=True, help="Workers.")
+
+with_threads = click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -93,7 +98,7 @@ def company(wants_json: bool, replicas: int, adapters: int, tokens: int) -> None
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each row.")
 @click.option("--pairs", type=click.IntRange(0), default=200, show_default=True, help="Alternating steps of each kind.")
 @click.option("--output", type=click.IntRange(2), default=64, show_default=True, help="Output tokens of a request.")
-@click.option("--threads", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
+@with_threads
 @click.option("--peers/--no-peers", default=True, help="Also transformers, PEFT and a plain torch loop.")
 def engine(wants_json: bool, adapters: str, rounds: int, pairs: int, output: int, threads: int, peers: bool) -> None:
     """Speed with 0 to 32 different adapters in the batch, beside the machine's limit and beside peers.
@@ -107,6 +112,28 @@ def engine(wants_json: bool, adapters: str, rounds: int, pairs: int, output: int
     with progress_bar(STDERR) as stage:
         result = engines.measure(plan, stage)
     _show([result], wants_json, show_engine)
+
+
+@main.command()
+@with_json
+@with_threads
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each number.")
+def slots(wants_json: bool, threads: int, rounds: int) -> None:
+    """Twice as many adapters as slots, against as many as slots: is there a cliff?"""
+    with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder, progress_bar(STDERR) as stage:
+        result = crowds.measure(packaged_model(), Path(folder), threads, rounds, stage)
+    _show(result, wants_json, plain_table)
+
+
+@main.command()
+@with_json
+@with_threads
+@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True, help="Requests of each kind.")
+def prefix(wants_json: bool, threads: int, rounds: int) -> None:
+    """Time to first token under a shared system prompt of 512 tokens, cold and warm."""
+    with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder, progress_bar(STDERR) as stage:
+        result = prefixes.measure(packaged_model(), Path(folder), threads, rounds, stage)
+    _show(result, wants_json, plain_table)
 
 
 @asynccontextmanager

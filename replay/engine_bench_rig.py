@@ -78,9 +78,8 @@ class Rig:
             about.vocab_size, about.context_length, blocks * BLOCK_TOKENS, prompt_tokens_per_step=CHUNK
         )
         self._events: list[tuple[float, Event]] = []
-        self._engine = Engine(
-            Scheduler(self.limits, self.slots), self.slots, self.runner, self._heard, time.perf_counter
-        )
+        self._scheduler = Scheduler(self.limits, self.slots)
+        self._engine = Engine(self._scheduler, self.slots, self.runner, self._heard, time.perf_counter)
         self._seq = 0
         self._tokens_each = tokens_each
 
@@ -107,7 +106,7 @@ class Rig:
                 )
             )
             self._seq += 1
-        while self._engine.step():
+        while self._engine.step() or self._scheduler.waiting:
             pass
         return self._served(began, output_tokens, len(contents))
 

@@ -1,8 +1,9 @@
 """What a person sees of `lorafleet bench engine`: a bar while it runs, tables at its end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -21,6 +22,16 @@ def progress_bar(console: Console) -> Iterator[Callable[[str, int], Callable[[],
             return lambda: progress.advance(task)
 
         yield stage
+
+
+def plain_table(results: Sequence[msgspec.Struct]) -> Table:
+    """A column for each field, a line for each result."""
+    table = Table(
+        *(field.name.replace("tokens_s", "tok/s").replace("_", " ") for field in msgspec.structs.fields(results[0]))
+    )
+    for result in results:
+        table.add_row(*map(str, msgspec.structs.astuple(result)))
+    return table
 
 
 def tables(results: list[Result]) -> Group:

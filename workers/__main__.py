@@ -104,7 +104,7 @@ class Worker:
             claim.incarnation, ready.base_hash, ready.context_length, s.max_open, tables.adapter, tables.is_ghost
         )
 
-        base = Base(ready.base_hash, ModelShape.of(Path(s.model)), ready.max_rank)
+        base = Base(ready.base_hash, ModelShape.of(Path(s.model)), s.slot_ranks)
         store = open_store(parse_location(s.store), s.s3)
         folders = Folders(Path(s.data))
         loader = Loader(folders, store, base, s.disk_bytes, s.ram_bytes, ledger.cache, s.replica, claim.incarnation)

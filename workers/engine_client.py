@@ -190,6 +190,7 @@ class EngineClient:
             "threads": s.threads,
             "slots": s.slots,
             "max-rank": s.max_rank,
+            "slot-pools": s.slot_pools,
             "kv-tokens": s.kv_tokens,
             "step-ms": s.step_ms,
             "load-ms": s.load_ms,

@@ -9,6 +9,7 @@ import msgspec
 from streams.adapters.locations import InvalidLocation, parse_location
 from streams.adapters.store import S3Settings
 from streams.bus.settings import KafkaSettings
+from workers.slot_image import slot_pools
 
 ENGINES = ("torch", "simulated")
 
@@ -20,6 +21,7 @@ class SettingsError(Exception):
 class WorkerSettings(msgspec.Struct, frozen=True):
     """`replica` is this worker's place. `take_over`: its starter saw the last holder die.
 
+    `slot_pools`: rank:slots,... instead of `slots` of the largest rank.
     `kv_tokens`: positions in the engine's KV cache. `max_open`: attempts here at once, beyond which they are refused.
     `capacity_tokens`: tokens in flight beyond which gateways count it as overloaded. `store`: where canonical
     adapters lie. `data`: folder of the disk tier.
@@ -33,6 +35,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     engine: str
     threads: int
     slots: int
+    slot_pools: str
     max_rank: int
     kv_tokens: int
     max_open: int
@@ -64,6 +67,12 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         except InvalidLocation as error:
             raise SettingsError(f"LORAFLEET_STORE={store}: {error}; name where adapters are kept") from None
         kv_tokens = _whole(env, "WORKER_KV_TOKENS", 16_384, 16)
+        slots, max_rank = _whole(env, "WORKER_SLOTS", 8, 1), _whole(env, "LORAFLEET_MAX_RANK", 16, 1)
+        pools = env.get("WORKER_SLOT_POOLS", "")
+        try:
+            slot_pools(slots, max_rank, pools)
+        except ValueError as error:
+            raise SettingsError(f"WORKER_SLOT_POOLS={pools}: {error}") from None
         replica = _whole(env, "WORKER_REPLICA", None, 0)
         if replica >= kafka.replica_places:
             raise SettingsError(
@@ -76,8 +85,9 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             model=model,
             engine=engine,
             threads=_whole(env, "WORKER_THREADS", os.cpu_count() or 1, 1),
-            slots=_whole(env, "WORKER_SLOTS", 8, 1),
-            max_rank=_whole(env, "LORAFLEET_MAX_RANK", 16, 1),
+            slots=slots,
+            slot_pools=pools,
+            max_rank=max_rank,
             kv_tokens=kv_tokens,
             max_open=_whole(env, "WORKER_MAX_OPEN", 256, 1),
             capacity_tokens=_whole(env, "WORKER_CAPACITY_TOKENS", 2 * kv_tokens, 1),
@@ -90,6 +100,11 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             load_ms=_number(env, "WORKER_LOAD_MS", 0.0),
             drain_s=_number(env, "WORKER_DRAIN_S", 10.0),
         )
+
+    @property
+    def slot_ranks(self) -> tuple[int, ...]:
+        """The ranks of the slots' pools, going up."""
+        return tuple(slot_pools(self.slots, self.max_rank, self.slot_pools))
 
 
 def _whole(env: Mapping[str, str], name: str, default: int | None, least: int) -> int:

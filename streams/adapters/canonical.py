@@ -81,6 +81,13 @@ def read_canonical(path: Path, identity: str, base_hash: str, shape: ModelShape)
     return delta
 
 
+def canonical_rank(path: Path) -> int:
+    """The largest rank of its matrices, as the file's header says; nothing else is checked. Raises BadFile, OSError."""
+    with path.open("rb") as file:
+        entries = read_header(file).entries
+    return max((entry.shape[0] for name, entry in entries.items() if name.endswith(".A") and entry.shape), default=0)
+
+
 def _scales(text: str) -> dict[Place, float]:
     try:
         raw = json.loads(text)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from streams.adapters.shape import MATRICES, ModelShape
-from workers.slot_image import HEADER_BYTES, ImageError, image_bytes, open_image, write_image
+from workers.slot_image import HEADER_BYTES, ImageError, image_bytes, open_image, slot_pools, slot_rank, write_image
 
 SHAPE = ModelShape(layers=2, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=16, vocab=64, context=128)
 CONTENT = "ab" * 32
@@ -85,3 +85,14 @@ def test_a_failed_rewrite_keeps_the_old_image(tmp_path: Path) -> None:
     with pytest.raises(ImageError):
         write_image(tmp_path / "image", SHAPE, 8, CONTENT, {(9, "q"): next(iter(tensors(8).values()))})
     open_image(tmp_path / "image", CONTENT, SHAPE, 8)
+
+
+def test_pools_of_slots() -> None:
+    assert slot_pools(8, 16, "") == {16: 8}
+    assert list(slot_pools(8, 16, "16:4,8:24").items()) == [(8, 24), (16, 4)]
+    for wrong in ("16", "16:0", "x:1", "16:4,16:2", "8:4", "32:4,16:1"):
+        with pytest.raises(ValueError):
+            slot_pools(8, 16, wrong)
+    assert [slot_rank(rank, (8, 16)) for rank in (0, 1, 8, 9, 16)] == [8, 8, 8, 16, 16]
+    with pytest.raises(ImageError, match="17"):
+        slot_rank(17, (8, 16))

@@ -16,24 +16,26 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from schemas.adapters import AdapterRecord
 from schemas.reasons import Tier
 from schemas.stats import CacheEvent
-from streams.adapters.canonical import read_canonical
+from streams.adapters.canonical import canonical_rank, read_canonical
 from streams.adapters.locations import InvalidLocation, parse_location
 from streams.adapters.shape import ModelShape
 from streams.adapters.store import Fetched, Store, StoreError, Unavailable
 from streams.adapters.tensors import BadFile
 from workers.loader.folders import Folders
 from workers.loader.shelf import NeverFits, Shelf
-from workers.slot_image import ImageError, image_bytes, write_image
+from workers.slot_image import ImageError, image_bytes, slot_rank, write_image
 
 log = logging.getLogger(__name__)
 
 PARALLEL_DOWNLOADS = 2
+Result = TypeVar("Result")
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 
 
@@ -42,11 +44,15 @@ class LoadFailed(Exception):
 
 
 class Base(msgspec.Struct, frozen=True):
-    """The base that is served here, and the rank its slots are laid out for."""
+    """The base that is served here, and the ranks that its slots are for, the largest last."""
 
     hash: str
     shape: ModelShape
-    max_rank: int
+    slot_ranks: tuple[int, ...]
+
+    @property
+    def max_rank(self) -> int:
+        return self.slot_ranks[-1]
 
 
 class _Flight:
@@ -54,6 +60,7 @@ class _Flight:
 
     def __init__(self) -> None:
         self.waiters = 0
+        self.image_bytes = 0
         self.task: asyncio.Task[None] | None = None
 
 
@@ -77,7 +84,6 @@ class Loader:
         self.disk, self.ram = Shelf(disk_bytes), Shelf(ram_bytes)
         self._folders, self._store, self._base = folders, store, base
         self._on_event, self._replica, self._incarnation = on_event, replica, incarnation
-        self._image_bytes = image_bytes(base.shape, base.max_rank)
         self._flights: dict[str, _Flight] = {}
         self._room = asyncio.Event()
         self._downloads = asyncio.Semaphore(PARALLEL_DOWNLOADS)
@@ -163,7 +169,7 @@ class Loader:
                 if not self.disk.holds(content_id):
                     await self._download(record)
                 try:
-                    await self._lay_out(record)
+                    flight.image_bytes = await self._lay_out(record)
                 except BadFile as error:
                     if source is Tier.REMOTE:
                         raise
@@ -171,7 +177,7 @@ class Loader:
                     self._drop_from_disk(record, str(error))
                     source = Tier.REMOTE
                     await self._download(record)
-                    await self._lay_out(record)
+                    flight.image_bytes = await self._lay_out(record)
             except BadFile as error:
                 self._drop_from_disk(record, str(error))
                 raise LoadFailed(f"{record.weights_uri}: {error}") from error
@@ -183,7 +189,7 @@ class Loader:
         finally:
             del self._flights[content_id]
         # From here to its end this task does not wait, so no waiter comes or goes in between.
-        self._say(record, "load", Tier.RAM, source, self._image_bytes, began_s)
+        self._say(record, "load", Tier.RAM, source, flight.image_bytes, began_s)
         self.ram.settle(content_id)
         self.ram.pin(content_id, flight.waiters)
         self._release(self.ram, content_id)
@@ -239,10 +245,19 @@ class Loader:
                 log.warning("%s: tried again in %g s: %s", record.adapter_id, pause_s, error)
                 await asyncio.sleep(pause_s)
 
-    async def _lay_out(self, record: AdapterRecord) -> None:
-        """From the disk into an image in shared memory, pinned once and not yet settled. Raises BadFile, ImageError."""
+    async def _lay_out(self, record: AdapterRecord) -> int:
+        """From the disk into an image in shared memory, pinned once and not yet settled: its bytes.
+
+        The image is for the smallest slots that hold the adapter. Raises BadFile, ImageError.
+        """
         content_id, base = record.content_id, self._base
         source, target = self._folders.disk(content_id), self._folders.ram(content_id)
+
+        def rank_for() -> int:
+            try:
+                return slot_rank(canonical_rank(source), base.slot_ranks)
+            except OSError as error:
+                raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
 
         def lay_out() -> None:
             try:
@@ -250,11 +265,13 @@ class Loader:
                 delta = read_canonical(source, content_id, base.hash, base.shape)
             except OSError as error:
                 raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
-            write_image(target, base.shape, base.max_rank, content_id, delta)
+            write_image(target, base.shape, rank, content_id, delta)
 
         self.disk.pin(content_id)
         try:
-            await self._reserve(self.ram, content_id, self._image_bytes)
+            rank = await self._in_thread(self._files, rank_for)
+            size = image_bytes(base.shape, rank)
+            await self._reserve(self.ram, content_id, size)
             try:
                 await self._in_thread(self._files, lay_out)
             except BaseException:
@@ -263,6 +280,7 @@ class Loader:
                 raise
         finally:
             self._release(self.disk, content_id)
+        return size
 
     async def _reserve(self, shelf: Shelf, content_id: str, size_bytes: int) -> None:
         """Waits for room. What goes is unlinked before anything else runs: its name may be needed again right away."""
@@ -289,11 +307,11 @@ class Loader:
         self._say(record, "fail", Tier.DISK, Tier.DISK, 0, time.monotonic(), reason)
 
     @staticmethod
-    async def _in_thread(pool: ThreadPoolExecutor, work: Callable[[], object]) -> None:
+    async def _in_thread(pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
         """Also when cancelled it returns only after the thread has: nobody may touch its files before."""
         running = asyncio.get_running_loop().run_in_executor(pool, work)
         try:
-            await asyncio.shield(running)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
             await asyncio.wait({running})
             if not running.cancelled():

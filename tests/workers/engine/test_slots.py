@@ -94,3 +94,19 @@ def test_the_least_recently_used_idle_content_goes_first() -> None:
     slots.lease(2, "b")
     assert [slots.place(content, "".__contains__).evicted for content in "de"] == ["c", "a"]  # type: ignore[union-attr]
     assert slots.place("f", "de".__contains__) is None
+
+
+def test_a_content_has_its_place_in_one_pool_alone() -> None:
+    slots = Slots(1, 2)
+    small, large = slots.place("a", "".__contains__, 0), slots.place("b", "".__contains__, 1)
+    assert small is not None
+    assert large is not None
+    assert (small.slot, large.slot) == (1, 2)
+    slots.lease(1, "a")
+    assert slots.place("c", "".__contains__, 0) is None
+    other = slots.place("d", "".__contains__, 1)
+    assert other is not None
+    assert other.slot == 3
+    third = slots.place("e", "".__contains__, 1)
+    assert third is not None
+    assert (third.slot, third.evicted) == (2, "b")

@@ -103,9 +103,15 @@ class Rig:
             updated_unix_ms=0,
         )
 
-    async def loader(self, disk: int = 1 << 30, ram: int = 1 << 30, base: str = BASE_HASH) -> Loader:
+    async def loader(
+        self,
+        disk: int = 1 << 30,
+        ram: int = 1 << 30,
+        base: str = BASE_HASH,
+        slot_ranks: tuple[int, ...] = (RANK,),
+    ) -> Loader:
         folders = Folders(self.data, self.memory)
-        loader = Loader(folders, self.store, Base(base, TINY, RANK), disk, ram, self.events.append, 3, 7)
+        loader = Loader(folders, self.store, Base(base, TINY, slot_ranks), disk, ram, self.events.append, 3, 7)
         await loader.start()
         self._stack.push_async_callback(loader.stop)
         return loader
@@ -141,6 +147,13 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110  threads have no event to wait for
             await asyncio.sleep(0.005)
+
+
+async def test_an_image_is_for_the_smallest_slots_that_hold_the_adapter(rig: Rig) -> None:
+    loader, record = await rig.loader(slot_ranks=(2, 4, RANK)), rig.adapter(0)
+    async with loader.image(record) as path:
+        assert open_image(path, record.content_id, TINY, 2, 4, RANK).rank == 4
+        assert path.stat().st_size == image_bytes(TINY, 4) == rig.events[-1].bytes
 
 
 async def test_from_the_store_over_the_disk_into_memory(rig: Rig) -> None:
@@ -470,8 +483,8 @@ records = msgspec.json.decode((folder / "records.json").read_bytes(), type=list[
 
 async def main():
     store = Gate(parse_location(f"file://{folder / 'remote'}"))
-    loader = Loader(Folders(folder / "data", folder / "memory"), store, Base(BASE_HASH, TINY, RANK), 1 << 30, 1 << 30,
-                    lambda event: print(event.event, event.tier, flush=True))
+    loader = Loader(Folders(folder / "data", folder / "memory"), store, Base(BASE_HASH, TINY, (RANK,)), 1 << 30,
+                    1 << 30, lambda event: print(event.event, event.tier, flush=True))
     await loader.start()
     for record in records:
         async with loader.image(record):

@@ -22,6 +22,7 @@ from infra.progress import Progress
 from infra.supervisor import running
 from replay import company as companies
 from replay import engine_bench as engines
+from replay import engine_bench_equal as equality
 from replay import engine_bench_prefix as prefixes
 from replay import engine_bench_slots as crowds
 from replay import hop as hops
@@ -134,6 +135,19 @@ def prefix(wants_json: bool, threads: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder, progress_bar(STDERR) as stage:
         result = prefixes.measure(packaged_model(), Path(folder), threads, rounds, stage)
     _show(result, wants_json, plain_table)
+
+
+@main.command()
+@with_json
+@with_threads
+@click.option("--adapters", type=click.IntRange(2), default=40, show_default=True)
+@click.option("--requests", type=click.IntRange(2), default=500, show_default=True)
+def equal(wants_json: bool, threads: int, adapters: int, requests: int) -> None:
+    """Greedy requests alone and in a crowd with evictions and preemptions: the same tokens? Fails if not."""
+    with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder, progress_bar(STDERR) as stage:
+        result = equality.measure(packaged_model(), Path(folder), threads, adapters, requests, stage)
+    _show([result], wants_json, plain_table)
+    sys.exit(0 if result.differing == 0 and result.evictions and result.preemptions else 1)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from infra.state import Phase
 from replay.stage import Stage
 from replay.streams import Script, Take, take_all
 
-PARTS = ("worker", "engine", "gateway", "kafka", "control", "sink", "store", "clickhouse")
+PARTS = ("worker", "engine", "hung-engine", "gateway", "kafka", "control", "sink", "store", "clickhouse")
 HEALED_WITHIN_S = 120.0
 
 
@@ -105,14 +105,14 @@ async def _round(
 
 
 async def _kill(stage: Stage, part: str) -> tuple[str, int]:
-    """Kills the part, of several workers the busiest. Returns its name and how often it was restarted before."""
-    place = await _busiest(stage) if part in ("worker", "engine") else 0
-    name = {"worker": f"worker-{place}", "engine": f"worker-{place}", "gateway": "gateway-0"}.get(part, part)
+    """Kills (or stops) the part, of several workers the busiest. Returns its name and its restarts so far."""
+    of_worker = part in ("worker", "engine", "hung-engine")
+    name = f"worker-{await _busiest(stage)}" if of_worker else "gateway-0" if part == "gateway" else part
     [state] = [p for p in stage.state().parts if p.name == name]
     pid = state.pid
-    if part == "engine":
+    if of_worker and part != "worker":
         [pid] = [c.pid for c in psutil.Process(pid).children(True) if "workers.engine" in " ".join(c.cmdline())]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGSTOP if part == "hung-engine" else signal.SIGKILL)
     return name, state.restarts
 
 

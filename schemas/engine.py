@@ -60,11 +60,26 @@ class FailAdapter(msgspec.Struct, frozen=True, tag="fail"):
     detail: str
 
 
+class Merge(msgspec.Struct, frozen=True, tag="merge"):
+    """Fold an adapter into the base's weights, from the image at `path`: this content alone is served until Unmerge.
+
+    Only while no sequence runs or waits: the worker drains first. Takes a slot as LoadSlot does, with the same events,
+    to check the merged logits against. Answered by Merged or MergeFailed.
+    """
+
+    content_id: str
+    path: str
+
+
+class Unmerge(msgspec.Struct, frozen=True, tag="unmerge"):
+    """Restore the base's weights to the bit; while no sequence runs or waits. Answered by Unmerged or MergeFailed."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
-Command = StartSequence | CancelSequence | LoadSlot | UnloadSlot | FailAdapter | Shutdown
+Command = StartSequence | CancelSequence | LoadSlot | UnloadSlot | FailAdapter | Merge | Unmerge | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -97,7 +112,8 @@ class Token(msgspec.Struct, frozen=True, tag="k", array_like=True):
 
 
 class SequenceFinished(msgspec.Struct, frozen=True, tag="f", array_like=True):
-    """`length`: the whole output's. slot, epoch: where its adapter was; 0, 0 for the base or if never scheduled.
+    """`length`: the whole output's. slot, epoch: where its adapter was; 0, 0 for the base or if never scheduled, 0
+    and the merge's epoch if merged.
 
     `cached` of its prompt tokens were not computed for it: their keys and values stood in the prefix cache.
     """
@@ -154,4 +170,34 @@ class SlotFailed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Event = Ready | Step | Missing | SlotLoaded | SlotEvicted | SlotFailed
+class Merged(msgspec.Struct, frozen=True, tag="merged"):
+    """The content is folded into the weights. `numeric_class` takes the place of Ready's until Unmerged.
+
+    `worst` is the largest difference to the unmerged logits on the probe prompts, in parts of the largest of those
+    logits; at most `tolerance`. A re-driven output goes on to the bit only in an engine of the same class.
+    """
+
+    content_id: str
+    epoch: int
+    numeric_class: str
+    worst: float
+    tolerance: float
+    duration_ms: float
+
+
+class Unmerged(msgspec.Struct, frozen=True, tag="unmerged"):
+    """The weights are the base's, to the bit. `content_id`: what was merged, empty if nothing was."""
+
+    content_id: str
+    numeric_class: str
+    duration_ms: float
+
+
+class MergeFailed(msgspec.Struct, frozen=True, tag="merge_failed"):
+    """Merge or Unmerge was refused and changed nothing. `content_id`: what was to be merged, or still is."""
+
+    content_id: str
+    reason: str
+
+
+Event = Ready | Step | Missing | SlotLoaded | SlotEvicted | SlotFailed | Merged | Unmerged | MergeFailed

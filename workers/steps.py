@@ -4,15 +4,18 @@ A token goes to the Writer in the same turn of the loop in which it is read. A c
 EngineCrashedError; what the engine had said before was handled before.
 """
 
+import logging
 import time
 
-from schemas.engine import Ready, SlotLoaded, Step
+from schemas.engine import Merged, MergeFailed, Ready, SlotLoaded, Step, Unmerged
 from workers.engine_client import EngineClient
 from workers.inbox import Inbox
 from workers.ledger import Ledger
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Sequences
+
+log = logging.getLogger(__name__)
 
 
 async def follow(
@@ -37,6 +40,8 @@ async def follow(
                     ledger.attempt(row)
             case Ready():
                 raise RuntimeError("the engine said Ready twice")
+            case Merged() | Unmerged() | MergeFailed():
+                log.info("%s", event)
             case _:
                 if isinstance(event, SlotLoaded):
                     sequences.loaded(event.content_id, time.monotonic())

@@ -14,6 +14,9 @@ from schemas.engine import (
     Event,
     FailAdapter,
     LoadSlot,
+    Merge,
+    Merged,
+    MergeFailed,
     Missing,
     Ready,
     SequenceFinished,
@@ -24,14 +27,17 @@ from schemas.engine import (
     Step,
     Token,
     UnloadSlot,
+    Unmerge,
+    Unmerged,
 )
-from workers.engine.runner import Runner
+from workers.engine.runner import PROBE_TOKENS, MergeRefused, Runner
 from workers.engine.scheduler import Failure, Outcome, Row, Scheduler
 from workers.engine.slots import Lease, SlotInUse, Slots
 from workers.slot_image import ImageError
 
 _LOG = logging.getLogger(__name__)
 FAILED_STEPS = 3
+ALIVE_S = 0.5
 
 
 class Engine:
@@ -54,6 +60,8 @@ class Engine:
         self._ended: list[SequenceFinished] = []  # since the last step
         self._steps = 0
         self._failed_steps = 0  # on end, with an exception in every row
+        self._merged: Merged | None = None
+        self._said = clock()  # that it lives
 
     def ready(self, max_rank: int) -> Ready:
         model, limits = self._runner.model, self._scheduler.limits
@@ -81,6 +89,10 @@ class Engine:
                 self._unload(command.content_id)
             case FailAdapter():
                 self._ended += self._scheduler.fail_adapter(command.content_id, command.detail)
+            case Merge():
+                self._merge(command.content_id, Path(command.path))
+            case Unmerge():
+                self._unmerge()
 
     def step(self) -> bool:
         """Fills slots, says what is missing, and computes one step. False if there was nothing to compute."""
@@ -126,6 +138,7 @@ class Engine:
 
     def _report(self, rows: list[Row], tokens: list[Token], finished: list[SequenceFinished]) -> None:
         self._steps += 1
+        self._said = self._clock()
         ended, self._ended = self._ended, []
         scheduler = self._scheduler
         adapters = {row.sequence.content_id for row in rows if row.sequence.content_id}
@@ -166,25 +179,87 @@ class Engine:
         self._scheduler.loads_blocked(blocked)
 
     def _filled(self, content_id: str, path: Path) -> bool:
-        began = self._clock()
         try:
-            pool, copy = self._runner.open(content_id, path)  # first: a bad image must evict nobody
-        except ImageError as error:
+            return self._placed(content_id, path) is not None
+        except (ImageError, OSError) as error:
             self._emit(SlotFailed(content_id, str(error)))
             return True
+
+    def _placed(self, content_id: str, path: Path) -> Lease | None:
+        """Fills a slot with a content that is in none; None while there is no slot. Raises ImageError, OSError."""
+        began = self._clock()
+        pool, copy = self._runner.open(content_id, path)  # first: a bad image must evict nobody
         place = self._slots.place(content_id, self._scheduler.spared(content_id).__contains__, pool)
         if place is None:
-            return False
+            return None
         if place.evicted:
             self._emit(SlotEvicted(place.evicted, place.slot))
+        filling = Lease(place.slot, place.epoch, content_id)
         try:
-            size = copy(Lease(place.slot, place.epoch, content_id))
-        except (ImageError, OSError) as error:
+            size = copy(filling)
+        except (ImageError, OSError):
             self._runner.clear(self._slots.vacate(content_id))
-            self._emit(SlotFailed(content_id, str(error)))
-            return True
+            raise
         self._emit(SlotLoaded(content_id, place.slot, place.epoch, size, (self._clock() - began) * 1000))
-        return True
+        return filling
+
+    def _merge(self, content_id: str, path: Path) -> None:
+        began, held = self._clock(), self._merged
+        if held is not None and held.content_id == content_id:
+            self._emit(held)
+        elif held is not None:
+            self._emit(MergeFailed(content_id, f"{held.content_id} is merged; Unmerge first"))
+        elif busy := self._busy():
+            self._emit(MergeFailed(content_id, busy))
+        else:
+            try:
+                self._merged = self._fold(content_id, path, began)
+            except (ImageError, OSError, MergeRefused) as error:
+                self._emit(MergeFailed(content_id, str(error)))
+            else:
+                self._emit(self._merged)
+
+    def _fold(self, content_id: str, path: Path, began: float) -> Merged:
+        """Merges into weights that hold nothing while nothing runs. Raises ImageError, OSError, MergeRefused."""
+        resident = self._slots.contents().get(content_id)
+        filling = Lease(*resident, content_id) if resident else self._placed(content_id, path)
+        if filling is None:
+            raise MergeRefused("there is no slot of this adapter's rank, to compare with")
+        if self._loads.pop(content_id, None) is not None:  # it was to be loaded, and now is
+            self._scheduler.answered(content_id)
+        with self._scheduler.lent(min(PROBE_TOKENS, self._scheduler.limits.kv_tokens)) as blocks:
+            merged = self._slots.merge(content_id)
+            try:
+                fold = self._runner.merge(merged, filling, path, blocks, self._alive)
+            except (ImageError, MergeRefused):
+                self._slots.unmerge()
+                raise
+            except OSError as error:  # in the middle: nobody knows what the weights hold
+                raise RuntimeError(f"the base cannot be read while merging: {error}") from error
+        return Merged(content_id, merged.epoch, *fold, duration_ms=(self._clock() - began) * 1000)
+
+    def _unmerge(self) -> None:
+        """If nothing is merged, what was asked for holds."""
+        began, held = self._clock(), self._merged
+        if held is not None and (busy := self._busy()):
+            self._emit(MergeFailed(held.content_id, busy))
+            return
+        if held is not None:
+            self._runner.unmerge(self._alive)
+            self._slots.unmerge()
+            self._merged = None
+        content_id, duration_ms = held.content_id if held else "", (self._clock() - began) * 1000
+        self._emit(Unmerged(content_id, self._runner.model.numeric_class, duration_ms))
+
+    def _busy(self) -> str:
+        """Why the weights cannot change now; empty if they can."""
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        return f"in use: {running} sequences run, {waiting} wait; drain first" if running or waiting else ""
+
+    def _alive(self) -> None:
+        """Says so in the midst of a long command; the worker takes a silent engine for a hung one."""
+        if self._clock() - self._said >= ALIVE_S:
+            self.tick()
 
     def _unload(self, content_id: str) -> None:
         """A content that is in no slot counts as evicted from slot 0: what was asked for holds."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from workers.engine.prefix import Entry, Prefixes, Space
 
 BLOCK_TOKENS = 16
+LENT = -1  # the holder of blocks that no sequence has
 
 
 class OutOfBlocks(Exception):
@@ -100,6 +101,12 @@ class KvBlocks:
             block = self._empty.pop() if self._empty else self._evict()
             self._hold(block)
             blocks.append(block)
+
+    def lend(self, tokens: int) -> list[int]:
+        """Blocks for `tokens` positions whose keys and values nobody takes over; held by LENT. Raises OutOfBlocks."""
+        self._of[LENT] = _Holding(tip=LENT)
+        self.grow(LENT, tokens)
+        return self.held(LENT)
 
     def skip(self, seq: int, tokens: list[int], computed: int) -> int:
         """Blocks that others filled since `seq` was admitted take the place of its own unwritten ones.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.kv_blocks import BLOCK_TOKENS
+from workers.engine.merging import Foldable
 from workers.engine.model_config import ModelConfig
 from workers.engine.operations import Batch, Heads, KvCache, Operations, Rope, Weight
 from workers.engine.stacks import Adapted, SlotStacks
@@ -48,11 +49,12 @@ class LlamaModel:
         shape = self.config.shape
         self._ops = operations
         self._stacks = stacks
-        self._rope = _rope(self.config)
+        rope = _rope(self.config)
         # The rotation's tables come out of torch, whose last bit may differ from machine to machine.
-        self.numeric_class = f"{operations.numeric_class}/rope-{_digest(self._rope)}"
+        self.numeric_class = f"{operations.numeric_class}/rope-{_digest(rope)}"
+        self._rope = rope.on(operations.device)
         self._heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
-        weights = BaseWeights(folder)
+        weights = BaseWeights(folder, operations.device)
         embedding = weights.take("model.embed_tokens.weight", shape.vocab, shape.hidden)
         self._embedding = operations.weight(embedding)
         if self.config.tied:
@@ -60,6 +62,7 @@ class LlamaModel:
             self._head = self._embedding
         else:
             self._head = operations.weight(weights.take("lm_head.weight", shape.vocab, shape.hidden))
+        self.foldables: list[Foldable] = []
         self._norm = weights.take("model.norm.weight", shape.hidden).float()
         self._layers = [self._layer(weights, layer, kv_tokens) for layer in range(shape.layers)]
         weights.finish()
@@ -68,6 +71,7 @@ class LlamaModel:
     def forward(self, batch: Batch) -> Tensor:
         """Logits [m, vocab] of the rows `batch.last`; the keys and values of all rows are stored."""
         ops, eps = self._ops, self.config.rms_norm_eps
+        batch = batch.on(ops.device)
         x = ops.embed(self._embedding, batch.ids)
         added: Tensor | None = None
         for layer in self._layers:
@@ -99,12 +103,13 @@ class LlamaModel:
 
         def projection(block: str, *names: str) -> _Projection:
             sizes = [shape.matrices()[name] for name in names]
-            parts = [
-                weights.take(f"{prefix}{block}.{name}_proj.weight", d, k)
-                for name, (k, d) in zip(names, sizes, strict=True)
-            ]
+            tensors = tuple(f"{prefix}{block}.{name}_proj.weight" for name in names)
+            weight = self._ops.weight(
+                *(weights.take(tensor, d, k) for tensor, (k, d) in zip(tensors, sizes, strict=True))
+            )
+            self.foldables.append(Foldable(layer, names, tensors, weight))
             return _Projection(
-                self._ops.weight(*parts),
+                weight,
                 self._bias(weights, f"{prefix}{block}", names),
                 self._stacks.adapted(layer, names),
             )
@@ -116,7 +121,7 @@ class LlamaModel:
             mlp_norm=norm("post_attention_layernorm"),
             gate_up=projection("mlp", "gate", "up"),
             down=projection("mlp", "down"),
-            cache=KvCache.empty(kv_tokens // BLOCK_TOKENS, shape.kv_heads, shape.head_dim),
+            cache=KvCache.empty(kv_tokens // BLOCK_TOKENS, shape.kv_heads, shape.head_dim, self._ops.device),
         )
 
     def _bias(self, weights: BaseWeights, block: str, names: Sequence[str]) -> Tensor | None:
@@ -128,7 +133,7 @@ class LlamaModel:
             [
                 weights.take(f"{block}.{name}_proj.bias", sizes[name][1]).float()
                 if name in self.config.biased
-                else torch.zeros(sizes[name][1])
+                else torch.zeros(sizes[name][1], device=self._ops.device)
                 for name in names
             ]
         )

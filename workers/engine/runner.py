@@ -14,6 +14,8 @@ import msgspec
 from workers.engine.scheduler import Outcome, Row
 from workers.engine.slots import NO_ADAPTER, Lease
 
+PROBE_TOKENS = 48  # KV positions that a merge computes with
+
 
 class Model(msgspec.Struct, frozen=True):
     """What the worker is told about the base model."""
@@ -34,6 +36,18 @@ class Opened(NamedTuple):
     copy: Callable[[Lease], int]
 
 
+class Fold(NamedTuple):
+    """What a merge came to: see schemas.engine.Merged."""
+
+    numeric_class: str
+    worst: float
+    tolerance: float
+
+
+class MergeRefused(Exception):
+    """The merged model says something else than the adapter in a slot."""
+
+
 class Runner(Protocol):
     model: Model
 
@@ -43,12 +57,25 @@ class Runner(Protocol):
     def clear(self, slot: int) -> None:
         """The slot holds nothing any more."""
 
+    def merge(
+        self, merged: Lease, filling: Lease, path: Path, blocks: Sequence[int], alive: Callable[[], None]
+    ) -> "Fold":
+        """Folds an adapter into the weights, which stand for `merged` from here on.
+
+        `filling` is the slot that holds the same adapter, to compare with. `blocks` are nobody's, for PROBE_TOKENS or
+        what there is. `alive` is called often. Raises ImageError and MergeRefused, the weights being the base's to the
+        bit; anything else must end the engine.
+        """
+
+    def unmerge(self, alive: Callable[[], None]) -> None:
+        """The weights are the base's to the bit. Whatever it raises must end the engine."""
+
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         """Computes one step. After an exception it is asked for the same rows one by one."""
 
 
 class Stamps:
-    """Slot -> the filling whose bytes are really there."""
+    """Slot -> the filling whose bytes are really there. Slot 0 is the weights: the base's, or a merged content's."""
 
     def __init__(self) -> None:
         self._of: dict[int, Lease] = {NO_ADAPTER.slot: NO_ADAPTER}
@@ -59,9 +86,14 @@ class Stamps:
     def erase(self, slot: int) -> None:
         self._of.pop(slot, None)
 
+    def holds(self, filling: Lease) -> bool:
+        return self._of.get(filling.slot) == filling
+
     def mismatch(self, row: Row) -> str:
         """Why this row must not be computed; empty if its slot holds what it was scheduled with."""
         sequence, held = row.sequence, self._of.get(row.sequence.lease.slot)
+        if sequence.lease.slot and not self.holds(NO_ADAPTER):
+            return f"slot mismatch: for {sequence.content_id}, the weights hold {self._of.get(NO_ADAPTER.slot)}"
         if held == sequence.lease and sequence.lease.content_id == sequence.content_id:
             return ""
         return f"slot mismatch: for {sequence.content_id or 'base'} leased {sequence.lease}, the slot holds {held}"

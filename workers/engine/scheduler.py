@@ -16,15 +16,16 @@ could not fit alone, so there is always progress.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Listing
+from contextlib import contextmanager
 
 import msgspec
 
 from schemas.engine import Logprobs, SequenceFinished, StartSequence, Token
 from schemas.reasons import FinishReason
 from workers.engine.fairness import Fairness, cost
-from workers.engine.kv_blocks import BLOCK_TOKENS, KvBlocks, OutOfBlocks
+from workers.engine.kv_blocks import BLOCK_TOKENS, LENT, KvBlocks, OutOfBlocks
 from workers.engine.sequence import Sequence, fault
 from workers.engine.slots import NO_ADAPTER, Slots
 from workers.engine.waiting import Waiting
@@ -102,10 +103,14 @@ class Scheduler:
         if start.seq in self._running or self._waiting.get(start.seq):
             raise ValueError(f"sequence {start.seq} was started twice")
         self._started += 1
-        sequence = Sequence(start, self._started, self.limits.context_length)
+        merged = self._slots.merged.content_id
+        sequence = Sequence(start, self._started, self.limits.context_length, bool(merged))
         kv_tokens = self._blocks.total * BLOCK_TOKENS
         if detail := fault(start, self.limits.vocab_size, kv_tokens, self.limits.context_length):
             return self._finished(sequence, FinishReason.ERROR, detail)
+        if merged and start.content_id != merged:
+            what = f"content_id: {start.content_id or 'the base'} cannot run here: {merged} is merged into the weights"
+            return self._finished(sequence, FinishReason.ERROR, f"{what}; send it to another replica, or Unmerge first")
         if reason := sequence.ending():
             return self._finished(sequence, reason, "")
         self._waiting.add(sequence)
@@ -121,6 +126,14 @@ class Scheduler:
         self._waiting.answered(content_id)
         waiting = [s for s in self._waiting if s.content_id == content_id]
         return [self._finished(s, FinishReason.LOAD_FAILED, detail) for s in waiting]
+
+    @contextmanager
+    def lent(self, tokens: int) -> Iterator[list[int]]:
+        """KV blocks for `tokens` positions that are no sequence's. Raises OutOfBlocks."""
+        try:
+            yield self._blocks.lend(tokens)
+        finally:
+            self._blocks.release(LENT)
 
     def missing(self) -> list[str]:
         """Contents that sequences wait for and nobody was asked for yet, in order of need; they count as asked now."""

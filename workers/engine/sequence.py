@@ -21,12 +21,13 @@ class Sequence:
     prefix cache, as did `cached` tokens of its prompt before it was ever preempted.
     """
 
-    def __init__(self, start: StartSequence, age: int, context_length: int) -> None:
+    def __init__(self, start: StartSequence, age: int, context_length: int, merged: bool = False) -> None:
         self.seq = start.seq
         self.age = age
         self.customer = start.customer
         self.weight = start.weight
         self.content_id = start.content_id
+        self.merged = merged  # for its whole life: the weights change only while there are no sequences
         self.sampling = start.sampling
         self.stop_ids = frozenset(start.stop_ids)
         self.prompt_length = len(start.prompt)
@@ -62,7 +63,7 @@ class Sequence:
 
     def space(self) -> Space:
         """Whose prefixes it may take over and adds to."""
-        return Space(self.customer, self.content_id, merged=False)
+        return Space(self.customer, self.content_id, self.merged)
 
     def skip(self, computed: int) -> None:
         """Its tokens up to `computed` came from the prefix cache and cost nothing."""

@@ -6,15 +6,15 @@ tokens: a sequence ends early only if its stop ids name a token that `simulated_
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
 from streams.adapters.shape import ModelShape
-from workers.engine.runner import Model, Opened, Stamps
+from workers.engine.runner import Fold, Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row
-from workers.engine.slots import Lease
+from workers.engine.slots import NO_ADAPTER, Lease
 from workers.slot_image import check_header
 
 RESERVED_IDS = 64
@@ -58,6 +58,18 @@ class SimulatedRunner:
 
     def clear(self, slot: int) -> None:
         self._stamps.erase(slot)
+
+    def merge(
+        self, merged: Lease, filling: Lease, path: Path, blocks: Sequence[int], alive: Callable[[], None]
+    ) -> Fold:
+        check_header(path, merged.content_id, *self._ranks)
+        _sleep_ms(self._load_ms)
+        self._stamps.write(merged)
+        return Fold(f"{NUMERIC_CLASS}/merged-{merged.content_id[:16]}", worst=0.0, tolerance=0.0)
+
+    def unmerge(self, alive: Callable[[], None]) -> None:
+        _sleep_ms(self._load_ms)
+        self._stamps.write(NO_ADAPTER)
 
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         _sleep_ms(self._step_ms)

@@ -1,6 +1,7 @@
 """Which content is in which slot, who uses it, and who must go. Pure.
 
-Slot 0 stands for "no adapter" and is never handed out; 1..count are usable, numbered through over all pools, which
+Slot 0 stands for the weights alone: the base, or while one content is merged into them, that content and no other;
+loads never get it. 1..count are usable, numbered through over all pools, which
 are the slots of one rank each; a content has its place in one of them. A slot's epoch rises whenever its content
 changes, so (slot, epoch, content id) names one filling for ever. A lease is named by its sequence, so that releasing
 twice or leaking is visible; only slots without leases are ever chosen for eviction.
@@ -13,7 +14,7 @@ import msgspec
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The filling that a sequence runs with. NO_ADAPTER for the base model."""
+    """The filling that a sequence runs with. NO_ADAPTER for the base model; slot 0 with a content: it is merged."""
 
     slot: int
     epoch: int
@@ -32,7 +33,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class SlotInUse(Exception):
-    """The content is leased by running sequences."""
+    """The content is leased by running sequences, or another one is merged."""
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Slots:
     def __init__(self, *counts: int) -> None:
         pools = [pool for pool, count in enumerate(counts) for _ in range(count)]
         self._slots = [_Slot(index, pool) for index, pool in enumerate(pools, 1)]
+        self._weights = _Slot(index=0, pool=-1)
         self._of: dict[str, _Slot] = {}
         self._leased: dict[int, _Slot] = {}
         self._uses = 0
@@ -64,18 +66,28 @@ class Slots:
         """Open leases."""
         return len(self._leased)
 
+    @property
+    def merged(self) -> Lease:
+        """What the weights stand for: NO_ADAPTER unless a content is merged."""
+        weights = self._weights
+        return Lease(0, weights.epoch, weights.content_id) if weights.content_id else NO_ADAPTER
+
     def contents(self) -> dict[str, tuple[int, int]]:
         """content id -> (slot, epoch) of everything resident."""
         return {content: (slot.index, slot.epoch) for content, slot in self._of.items()}
 
     def holds(self, content_id: str) -> bool:
-        return content_id in self._of
+        """Whether a sequence could run with the content: merged or, while none is, in a slot."""
+        merged = self._weights.content_id
+        return content_id == merged if merged else content_id in self._of
 
     def lease(self, seq: int, content_id: str) -> Lease:
-        """`seq` runs with this content from now on. Raises KeyError if it is not resident or `seq` has a lease."""
+        """`seq` runs with this content from now on. Raises KeyError if it cannot or `seq` has a lease."""
         if seq in self._leased:
             raise KeyError(f"sequence {seq} has a lease already")
-        slot = self._of[content_id]
+        if not self.holds(content_id):
+            raise KeyError(f"{content_id} is not held")
+        slot = self._weights if self._weights.content_id else self._of[content_id]
         slot.leases.add(seq)
         self._leased[seq] = slot
         self._use(slot)
@@ -118,6 +130,19 @@ class Slots:
         del self._of[content_id]
         slot.content_id, slot.epoch = "", slot.epoch + 1
         return slot.index
+
+    def merge(self, content_id: str) -> Lease:
+        """The weights stand for this content from here on, under a new epoch. Raises SlotInUse."""
+        if self._leased or self._weights.content_id:
+            raise SlotInUse(f"{len(self._leased)} leases are open, merged is {self._weights.content_id or 'nothing'}")
+        self._weights.content_id, self._weights.epoch = content_id, self._weights.epoch + 1
+        return self.merged
+
+    def unmerge(self) -> None:
+        """The weights are the base's again. Raises SlotInUse."""
+        if self._leased:
+            raise SlotInUse(f"{len(self._leased)} leases are open")
+        self._weights.content_id = ""
 
     def _use(self, slot: _Slot) -> None:
         self._uses += 1

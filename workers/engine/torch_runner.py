@@ -6,7 +6,7 @@ could not go on as it began.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +16,15 @@ from torch import Tensor
 from workers.engine.compiled import NoCompiler, best_isa
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.logits import adjust, adjusts, logprobs
+from workers.engine.merging import PROBES, TOLERANCE, Weights, difference
 from workers.engine.model import LlamaModel
 from workers.engine.model_config import ModelConfig
 from workers.engine.native import NativeOperations
 from workers.engine.operations import Batch, Draws, Operations
 from workers.engine.reference import ReferenceOperations
-from workers.engine.runner import Model, Opened, Stamps
+from workers.engine.runner import Fold, MergeRefused, Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row, Scored
-from workers.engine.slots import Lease
+from workers.engine.slots import NO_ADAPTER, Lease
 from workers.engine.stacks import SlotStacks
 from workers.slot_image import open_image
 
@@ -43,8 +44,9 @@ class TorchRunner:
     ) -> None:
         self._shape = ModelConfig.of(folder).shape
         self._ops = operations
-        self.stacks = SlotStacks(self._shape, slots)
+        self.stacks = SlotStacks(self._shape, slots, operations.device)
         self.llama = LlamaModel(folder, operations, self.stacks, kv_tokens)
+        self._weights = Weights(folder, self._shape, operations, self.llama.foldables)
         self._stamps = Stamps()
         self.model = Model(base_hash, self.llama.numeric_class, self._shape.context, self._shape.vocab)
         self._prove(kv_tokens)
@@ -64,6 +66,33 @@ class TorchRunner:
         self._stamps.erase(slot)
         self.stacks.clear(slot)
 
+    def merge(
+        self, merged: Lease, filling: Lease, path: Path, blocks: Sequence[int], alive: Callable[[], None]
+    ) -> Fold:
+        image = open_image(path, merged.content_id, self._shape, *self.stacks.ranks)
+        if not (self._stamps.holds(filling) and self._stamps.holds(NO_ADAPTER)):
+            raise MergeRefused(f"slot {filling.slot} or the weights do not hold what they should")
+        unmerged = self._probe(filling.slot, blocks)
+        self._stamps.erase(merged.slot)
+        digest = self._weights.fold(image, alive)
+        worst = difference(unmerged, self._probe(merged.slot, blocks))
+        if not worst <= TOLERANCE:
+            self.unmerge(alive)
+            raise MergeRefused(f"merged logits differ by {worst:.2g} of the largest from unmerged ones, > {TOLERANCE}")
+        self._stamps.write(merged)
+        return Fold(f"{self.model.numeric_class}/merged-{merged.content_id[:16]}-{digest[:8]}", worst, TOLERANCE)
+
+    def unmerge(self, alive: Callable[[], None]) -> None:
+        self._stamps.erase(NO_ADAPTER.slot)
+        self._weights.restore(alive)
+        self._stamps.write(NO_ADAPTER)
+
+    def _probe(self, slot: int, blocks: Sequence[int]) -> Tensor:
+        """Logits [probes, vocab] after each of the PROBES, as far as they fit, one after another."""
+        most = min(len(blocks) * BLOCK_TOKENS, self._shape.context)
+        prompts = [[token % self._shape.vocab for token in probe[:most]] for probe in PROBES]
+        return torch.cat([self.llama.forward(tokens_batch([(ids, 0, list(blocks))], [slot])) for ids in prompts])
+
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = [Failure(why) if (why := self._stamps.mismatch(row)) else None for row in rows]
         sound = [(at, row) for at, row in enumerate(rows) if outcomes[at] is None]
@@ -78,15 +107,16 @@ class TorchRunner:
         """One outcome for each row of logits [m, vocab], which penalties and bias change in place."""
         if not rows:
             return []
-        plain = logits.numpy()
+        if any(adjusts(row.sequence.sampling) or row.sequence.sampling.top_logprobs is not None for row in rows):
+            logits = logits.cpu()  # a device's are fetched only for what is computed here
         raw = {}
         for at, row in enumerate(rows):
             sequence = row.sequence
             if sequence.sampling.top_logprobs is not None:
-                raw[at] = plain[at].copy()
+                raw[at] = logits[at].numpy().copy()
             if adjusts(sequence.sampling):
                 prompt, output = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
-                adjust(plain[at], sequence.sampling, prompt, output)
+                adjust(logits[at].numpy(), sequence.sampling, prompt, output)
         ids: list[int] = self._ops.sample(logits, _draws(rows)).tolist()
         outcomes: list[Outcome] = list(ids)
         for at, token in enumerate(ids):
@@ -112,7 +142,11 @@ class TorchRunner:
 
 
 def operations(threads: int) -> Operations:
-    """The native operations, or torch's where the kernels cannot be compiled."""
+    """The GPU's where there is one, else the native ones, or torch's where the kernels cannot be compiled."""
+    if torch.cuda.is_available():
+        from workers.engine.triton_operations import TritonOperations  # Triton takes a second to import
+
+        return TritonOperations(torch.device("cuda"))
     isa = best_isa()
     try:
         native = NativeOperations(threads, isa)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from schemas.engine import LoadSlot
 from streams.adapters.manifest import compile_manifest
@@ -66,11 +66,11 @@ BLOCKS, SLOTS = 3, 24  # blocks of a prompt, slots of each pool
 
 
 class Peft:
-    """The tiny model with one of the table's adapters on it."""
+    """A model with one of the table's adapters on it."""
 
     def __init__(self, folder: Path, name: str, options: dict[str, Any]) -> None:
         torch.manual_seed(zlib.crc32(name.encode()))
-        base = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model: PeftModel = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options)).eval()
         for parameter in (p for n, p in self.model.named_parameters() if "lora_" in n):
             torch.nn.init.normal_(parameter, std=0.35 if parameter.shape[0] >= parameter.shape[1] else 0.2)

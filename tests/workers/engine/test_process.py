@@ -18,6 +18,9 @@ from schemas.engine import (
     Event,
     FailAdapter,
     LoadSlot,
+    Merge,
+    Merged,
+    MergeFailed,
     Missing,
     Ready,
     SequenceFinished,
@@ -27,6 +30,8 @@ from schemas.engine import (
     SlotLoaded,
     Step,
     UnloadSlot,
+    Unmerge,
+    Unmerged,
 )
 from schemas.reasons import FinishReason
 from streams.adapters.shape import ModelShape
@@ -193,6 +198,32 @@ def test_sequences_are_cancelled_in_any_state(engine: Spoken) -> None:
     assert engine.finish(failed)[failed].reason is FinishReason.LOAD_FAILED
     rest = engine.until(Step)
     assert (rest.running, rest.waiting, rest.tokens_in_flight) == (0, 0, 0)
+
+
+def test_an_adapter_is_merged_served_alone_and_taken_out(engine: Spoken, images: dict[str, LoadSlot]) -> None:
+    base, slotted, merged, other, busy, again = (engine.new() for _ in range(6))
+    engine.say(images["a"], start(base, [9, 8]), start(slotted, [9, 8], "a"))
+    engine.finish(base, slotted)
+    engine.say(Merge(images["a"].content_id, images["a"].path))
+    folded = engine.until(Merged)
+    assert folded.content_id == content_id("a")
+    assert folded.worst <= folded.tolerance
+    engine.say(start(merged, [9, 8], "a"), start(other, [9, 8]))
+    ended = engine.finish(merged, other)
+    assert engine.tokens(merged) == engine.tokens(slotted) != engine.tokens(base)
+    assert (ended[merged].slot, ended[merged].epoch) == (0, folded.epoch)
+    assert (ended[other].reason, ended[other].length) == (FinishReason.ERROR, 0)
+    assert "merged into the weights" in ended[other].detail
+    engine.say(start(busy, [9, 8], "a", max_tokens=400), Unmerge(), CancelSequence(busy, FinishReason.CANCELLED))
+    assert engine.until(MergeFailed).content_id == content_id("a")
+    engine.finish(busy)
+    engine.say(Unmerge())
+    back = engine.until(Unmerged)
+    assert back.content_id == content_id("a")
+    assert folded.numeric_class.startswith(f"{back.numeric_class}/merged-")
+    engine.say(start(again, [9, 8]))
+    engine.finish(again)
+    assert engine.tokens(again) == engine.tokens(base)
 
 
 def test_simulated_tokens_can_be_foretold(tiny: Path, shape: ModelShape, images: dict[str, LoadSlot]) -> None:

@@ -61,12 +61,12 @@ class Weights:
         for at, foldable in enumerate(self._foldables):
             if any(_rank(image, foldable.layer, matrix) for matrix in foldable.matrices):
                 parts = self._read(checkpoint, foldable)
-                if not torch.equal(self._ops.weight(*parts).data, foldable.weight.data):
+                if not torch.equal(self._packed(parts, foldable), foldable.weight.data):
                     raise BaseChanged(_said(foldable))
                 self._base[at] = _digest(foldable.weight)
                 for n, matrix in enumerate(foldable.matrices):
                     parts[n] = _with(image, foldable.layer, matrix, parts[n], alive)
-                foldable.weight.data.copy_(self._ops.weight(*parts).data)
+                foldable.weight.data.copy_(self._packed(parts, foldable))
                 result.update(_digest(foldable.weight))
                 alive()
         return result.hexdigest()
@@ -76,7 +76,7 @@ class Weights:
         checkpoint = BaseWeights(self._folder)
         for at, digest in self._base.items():
             foldable = self._foldables[at]
-            foldable.weight.data.copy_(self._ops.weight(*self._read(checkpoint, foldable)).data)
+            foldable.weight.data.copy_(self._packed(self._read(checkpoint, foldable), foldable))
             if _digest(foldable.weight) != digest:
                 raise BaseChanged(_said(foldable))
             alive()
@@ -85,6 +85,9 @@ class Weights:
     def _read(self, checkpoint: BaseWeights, foldable: Foldable) -> list[Tensor]:
         sizes = [self._sizes[matrix] for matrix in foldable.matrices]
         return [checkpoint.take(name, d, k) for name, (k, d) in zip(foldable.tensors, sizes, strict=True)]
+
+    def _packed(self, parts: list[Tensor], like: Foldable) -> Tensor:
+        return self._ops.weight(*(part.to(like.weight.data.device) for part in parts)).data
 
 
 def folded(weight: Tensor, a: Tensor, b: Tensor, scale: float, alive: Callable[[], None]) -> Tensor:
@@ -124,4 +127,4 @@ def _said(foldable: Foldable) -> str:
 
 
 def _digest(weight: Weight) -> bytes:
-    return hashlib.sha256(weight.data.view(torch.uint8).numpy().data).digest()
+    return hashlib.sha256(weight.data.view(torch.uint8).cpu().numpy().data).digest()

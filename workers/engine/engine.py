@@ -225,8 +225,8 @@ class Engine:
         filling = Lease(*resident, content_id) if resident else self._placed(content_id, path)
         if filling is None:
             raise MergeRefused("there is no slot of this adapter's rank, to compare with")
-        if self._loads.pop(content_id, None) is not None:  # it was to be loaded, and now is
-            self._scheduler.answered(content_id)
+        self._loads.pop(content_id, None)  # if it was to be loaded, now it is
+        self._scheduler.answered(content_id)
         with self._scheduler.lent(min(PROBE_TOKENS, self._scheduler.limits.kv_tokens)) as blocks:
             merged = self._slots.merge(content_id)
             try:

@@ -72,10 +72,10 @@ class TorchRunner:
         image = open_image(path, merged.content_id, self._shape, *self.stacks.ranks)
         if not (self._stamps.holds(filling) and self._stamps.holds(NO_ADAPTER)):
             raise MergeRefused(f"slot {filling.slot} or the weights do not hold what they should")
-        unmerged = self._probe(filling.slot, blocks)
+        unmerged = self._probe(filling.slot, blocks, alive)
         self._stamps.erase(merged.slot)
         digest = self._weights.fold(image, alive)
-        worst = difference(unmerged, self._probe(merged.slot, blocks))
+        worst = difference(unmerged, self._probe(merged.slot, blocks, alive))
         if not worst <= TOLERANCE:
             self.unmerge(alive)
             raise MergeRefused(f"merged logits differ by {worst:.2g} of the largest from unmerged ones, > {TOLERANCE}")
@@ -87,11 +87,15 @@ class TorchRunner:
         self._weights.restore(alive)
         self._stamps.write(NO_ADAPTER)
 
-    def _probe(self, slot: int, blocks: Sequence[int]) -> Tensor:
+    def _probe(self, slot: int, blocks: Sequence[int], alive: Callable[[], None]) -> Tensor:
         """Logits [probes, vocab] after each of the PROBES, as far as they fit, one after another."""
         most = min(len(blocks) * BLOCK_TOKENS, self._shape.context)
-        prompts = [[token % self._shape.vocab for token in probe[:most]] for probe in PROBES]
-        return torch.cat([self.llama.forward(tokens_batch([(ids, 0, list(blocks))], [slot])) for ids in prompts])
+        logits = []
+        for probe in PROBES:
+            ids = [token % self._shape.vocab for token in probe[:most]]
+            logits.append(self.llama.forward(tokens_batch([(ids, 0, list(blocks))], [slot])))
+            alive()
+        return torch.cat(logits)
 
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = [Failure(why) if (why := self._stamps.mismatch(row)) else None for row in rows]

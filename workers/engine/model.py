@@ -49,11 +49,12 @@ class LlamaModel:
         shape = self.config.shape
         self._ops = operations
         self._stacks = stacks
-        self._rope = _rope(self.config)
+        rope = _rope(self.config)
         # The rotation's tables come out of torch, whose last bit may differ from machine to machine.
-        self.numeric_class = f"{operations.numeric_class}/rope-{_digest(self._rope)}"
+        self.numeric_class = f"{operations.numeric_class}/rope-{_digest(rope)}"
+        self._rope = rope.on(operations.device)
         self._heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
-        weights = BaseWeights(folder)
+        weights = BaseWeights(folder, operations.device)
         embedding = weights.take("model.embed_tokens.weight", shape.vocab, shape.hidden)
         self._embedding = operations.weight(embedding)
         if self.config.tied:
@@ -70,6 +71,7 @@ class LlamaModel:
     def forward(self, batch: Batch) -> Tensor:
         """Logits [m, vocab] of the rows `batch.last`; the keys and values of all rows are stored."""
         ops, eps = self._ops, self.config.rms_norm_eps
+        batch = batch.on(ops.device)
         x = ops.embed(self._embedding, batch.ids)
         added: Tensor | None = None
         for layer in self._layers:
@@ -119,7 +121,7 @@ class LlamaModel:
             mlp_norm=norm("post_attention_layernorm"),
             gate_up=projection("mlp", "gate", "up"),
             down=projection("mlp", "down"),
-            cache=KvCache.empty(kv_tokens // BLOCK_TOKENS, shape.kv_heads, shape.head_dim),
+            cache=KvCache.empty(kv_tokens // BLOCK_TOKENS, shape.kv_heads, shape.head_dim, self._ops.device),
         )
 
     def _bias(self, weights: BaseWeights, block: str, names: Sequence[str]) -> Tensor | None:
@@ -131,7 +133,7 @@ class LlamaModel:
             [
                 weights.take(f"{block}.{name}_proj.bias", sizes[name][1]).float()
                 if name in self.config.biased
-                else torch.zeros(sizes[name][1])
+                else torch.zeros(sizes[name][1], device=self._ops.device)
                 for name in names
             ]
         )

@@ -76,6 +76,8 @@ _SIGNATURES = {
 class NativeOperations:
     """One per process: the kernels' thread pool is global. Raises NoCompiler."""
 
+    device = torch.device("cpu")
+
     def __init__(self, threads: int, isa: str) -> None:
         kernels = library(isa)
         for name, arguments in _SIGNATURES.items():

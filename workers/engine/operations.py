@@ -1,13 +1,14 @@
 """The arithmetic of a forward pass as an interface: native.py (C++) does it, reference.py (torch) is its oracle.
 
-All tensors are float32 on the CPU and contiguous, unless said. Every operation is row by row: a row's result depends on
-that row's inputs alone.
+All tensors are float32 on the operations' device and contiguous, unless said. Every operation is row by row: a row's
+result depends on that row's inputs alone. triton_operations.py does the same on a GPU.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from workers.engine import pages
@@ -32,9 +33,10 @@ class KvCache:
     values: Tensor
 
     @classmethod
-    def empty(cls, blocks: int, kv_heads: int, head_dim: int) -> "KvCache":
+    def empty(cls, blocks: int, kv_heads: int, head_dim: int, device: torch.device) -> "KvCache":
         return cls(
-            pages.zeros(blocks, kv_heads, head_dim, BLOCK_TOKENS), pages.zeros(blocks, kv_heads, BLOCK_TOKENS, head_dim)
+            pages.zeros(blocks, kv_heads, head_dim, BLOCK_TOKENS, device=device),
+            pages.zeros(blocks, kv_heads, BLOCK_TOKENS, head_dim, device=device),
         )
 
 
@@ -45,13 +47,16 @@ class Rope:
     cosine: Tensor
     sine: Tensor
 
+    def on(self, device: torch.device) -> "Rope":
+        return Rope(self.cosine.to(device), self.sine.to(device))
+
 
 @dataclass(frozen=True)
 class Batch:
     """n rows, one per token, int32: its id, its position, its slot (0: none), and which of `tables` is its sequence's.
 
     `tables` [sequences, blocks] are block numbers in the order of positions. `last` [m] are the rows to sample from,
-    `by_slot` [n] all rows with those of one slot together.
+    `by_slot` [n] all rows with those of one slot together. Rows of one sequence stand together, in order.
     """
 
     ids: Tensor
@@ -62,6 +67,25 @@ class Batch:
     tables: Tensor
     last: Tensor
     adapted: bool  # whether any slot is not 0
+
+    def on(self, device: torch.device) -> "Batch":
+        """On another device, without waiting for it: from pinned memory, in the stream's order."""
+        if device.type == "cpu":
+            return self
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        return Batch(
+            ids=moved(self.ids),
+            positions=moved(self.positions),
+            slots=moved(self.slots),
+            by_slot=moved(self.by_slot),
+            tables_of=moved(self.tables_of),
+            tables=moved(self.tables),
+            last=moved(self.last),
+            adapted=self.adapted,
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +98,10 @@ class Heads:
 
 
 class Draws(NamedTuple):
-    """How each of m rows is drawn: int64 seeds (the bits of an unsigned one) and positions, int32 top_ks, float32."""
+    """How each of m rows is drawn: int64 seeds (the bits of an unsigned one) and positions, int32 top_ks, float32.
+
+    On the CPU whatever the device.
+    """
 
     seeds: Tensor
     positions: Tensor
@@ -86,6 +113,7 @@ class Draws(NamedTuple):
 
 class Operations(Protocol):
     numeric_class: str
+    device: torch.device  # where weights, stacks, caches and rows live
 
     def weight(self, *parts: Tensor) -> Weight:
         """Takes over W [d, k], given as one or more blocks of its rows."""

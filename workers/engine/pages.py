@@ -10,11 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
 
-def zeros(*size: int) -> Tensor:
-    """float32 zeros of this size, aligned to a page. A new engine is ready without touching its whole KV cache."""
+
+def zeros(*size: int, device: torch.device = CPU) -> Tensor:
+    """float32 zeros of this size, aligned to a page. A new engine is ready without touching its whole KV cache.
+
+    Elsewhere than on the CPU just zeros.
+    """
     floats = math.prod(size)
-    if floats == 0:
-        return torch.zeros(*size)
+    if floats == 0 or device.type != "cpu":
+        return torch.zeros(*size, device=device)
     memory = mmap.mmap(-1, floats * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.from_numpy(np.frombuffer(memory, np.float32)).view(*size)

@@ -19,6 +19,7 @@ TILE = 32
 
 class ReferenceOperations:
     numeric_class = f"float32/torch-{torch.__version__}/tile-{TILE}"
+    device = torch.device("cpu")
 
     def weight(self, *parts: Tensor) -> Weight:
         # cat copies: products of unaligned memory (a mapped file) may take other paths than those of aligned memory

@@ -19,6 +19,19 @@ def noise(seed: int, position: int) -> float:
     return float((mixed >> 11) * 2.0**-53)
 
 
+def noises(seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """`noise` of many at once; seeds are the bits of unsigned ones."""
+
+    def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+    step = np.uint64(_STEP)
+    mixed = mix(mix(seeds.view(np.uint64) + step) + (positions.view(np.uint64) + np.uint64(1)) * step)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def _mix(x: int) -> int:
     """The finalizer of splitmix64."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

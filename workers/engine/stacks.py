@@ -9,6 +9,7 @@ none.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from streams.adapters.shape import MATRICES, ModelShape
@@ -34,11 +35,11 @@ class Adapted:
 class SlotPool:
     """Slots first .. first + slots - 1, for ranks up to `rank`."""
 
-    def __init__(self, shape: ModelShape, rank: int, first: int, slots: int) -> None:
+    def __init__(self, shape: ModelShape, rank: int, first: int, slots: int, device: torch.device) -> None:
         self.rank, self.first, self.slots = rank, first, slots
         self._layout: Layout = layout(shape, rank)
         self.floats = -(-self._layout.floats // _ALIGN_FLOATS) * _ALIGN_FLOATS
-        self.data: Tensor = pages.zeros(slots, self.floats)
+        self.data: Tensor = pages.zeros(slots, self.floats, device=device)
 
     def holds(self, slot: int) -> bool:
         return self.first <= slot < self.first + self.slots
@@ -56,7 +57,10 @@ class SlotPool:
     def fill(self, slot: int, image: SlotImage) -> int:
         """Overwrites the whole of a slot with the image; the bytes copied."""
         row = self.data[slot - self.first]
-        row.numpy()[: self._layout.floats] = image.payload
+        if row.is_cpu:
+            row.numpy()[: self._layout.floats] = image.payload
+        else:  # the copy in between can go once images are mapped into pinned memory
+            row[: self._layout.floats].copy_(torch.tensor(image.payload))
         return self._layout.floats * row.element_size()
 
     def clear(self, slot: int) -> None:
@@ -81,11 +85,11 @@ class SlotPool:
 class SlotStacks:
     """`slots`: how many of each rank. Numbers go up with the rank."""
 
-    def __init__(self, shape: ModelShape, slots: Mapping[int, int]) -> None:
+    def __init__(self, shape: ModelShape, slots: Mapping[int, int], device: torch.device = pages.CPU) -> None:
         self.pools: list[SlotPool] = []
         first = 1
         for rank, count in sorted(slots.items()):
-            self.pools.append(SlotPool(shape, rank, first, count))
+            self.pools.append(SlotPool(shape, rank, first, count, device))
             first += count
 
     @property

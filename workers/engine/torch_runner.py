@@ -44,7 +44,7 @@ class TorchRunner:
     ) -> None:
         self._shape = ModelConfig.of(folder).shape
         self._ops = operations
-        self.stacks = SlotStacks(self._shape, slots)
+        self.stacks = SlotStacks(self._shape, slots, operations.device)
         self.llama = LlamaModel(folder, operations, self.stacks, kv_tokens)
         self._weights = Weights(folder, self._shape, operations, self.llama.foldables)
         self._stamps = Stamps()
@@ -111,15 +111,16 @@ class TorchRunner:
         """One outcome for each row of logits [m, vocab], which penalties and bias change in place."""
         if not rows:
             return []
-        plain = logits.numpy()
+        if any(adjusts(row.sequence.sampling) or row.sequence.sampling.top_logprobs is not None for row in rows):
+            logits = logits.cpu()  # a device's are fetched only for what is computed here
         raw = {}
         for at, row in enumerate(rows):
             sequence = row.sequence
             if sequence.sampling.top_logprobs is not None:
-                raw[at] = plain[at].copy()
+                raw[at] = logits[at].numpy().copy()
             if adjusts(sequence.sampling):
                 prompt, output = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
-                adjust(plain[at], sequence.sampling, prompt, output)
+                adjust(logits[at].numpy(), sequence.sampling, prompt, output)
         ids: list[int] = self._ops.sample(logits, _draws(rows)).tolist()
         outcomes: list[Outcome] = list(ids)
         for at, token in enumerate(ids):
@@ -145,7 +146,11 @@ class TorchRunner:
 
 
 def operations(threads: int) -> Operations:
-    """The native operations, or torch's where the kernels cannot be compiled."""
+    """The GPU's where there is one, else the native ones, or torch's where the kernels cannot be compiled."""
+    if torch.cuda.is_available():
+        from workers.engine.triton_operations import TritonOperations  # Triton takes a second to import
+
+        return TritonOperations(torch.device("cuda"))
     isa = best_isa()
     try:
         native = NativeOperations(threads, isa)

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from workers.engine.model_config import UnsupportedModel
+from workers.engine.pages import CPU
 
 _DERIVED = "rotary_emb.inv_freq"  # older exports carry it; it follows from rope_theta
 
@@ -16,9 +18,10 @@ def _names(file: safe_open) -> list[str]:
 
 
 class BaseWeights:
-    """Hands out tensors by name. `finish` raises UnsupportedModel if any was left over."""
+    """Hands out tensors by name, on `device`. `finish` raises UnsupportedModel if any was left over."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device = CPU) -> None:
+        self._device = device
         index = folder / "model.safetensors.index.json"
         names = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
         self._files = [safe_open(folder / name, framework="pt") for name in sorted(names)]
@@ -32,7 +35,7 @@ class BaseWeights:
         tensor: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
         if tuple(tensor.shape) != size or not tensor.is_floating_point():
             raise UnsupportedModel(f"{name}: {tensor.dtype} {tuple(tensor.shape)}, expected floats of {size}")
-        return tensor
+        return tensor.to(self._device)
 
     def drop(self, name: str) -> None:
         """Leaves out a tensor that repeats another one, if it is there."""

@@ -132,15 +132,17 @@ def test_base_rows_have_the_bits_of_a_model_without_slots(
 def test_a_slot_that_is_filled_again_holds_nothing_of_what_it_held(
     native: NativeOperations, tiny: Path, images: Path, shape: ModelShape
 ) -> None:
-    """One slot, adapters that come and go: each has the tokens it has with a slot of its own."""
+    """One slot, whole and partial adapters that come and go: each has the tokens it has with a slot of its own."""
     engine = served(Watched(tiny, native, 11), images, range(ROWS))
     narrow = InProcess(Watched(tiny, native, 1), 1)
     half = {key: value for key, value in adapter(shape, 99).items() if key[0] == 0}
     for seq in (8, 1, 7, 2):
         narrow.say(*loads(images, [name(seq)]))
         narrow.say(start(seq, prompt(seq), name(seq), sampling=sampling(seq))).run()
-        narrow.say(image(images, shape, "half", half)).run()
+        narrow.say(image(images, shape, "half", half), start(100 + seq, prompt(seq), "half")).run()
+        fresh = InProcess(Watched(tiny, native, 1), 1).say(image(images, shape, "half", half))
         assert narrow.tokens(seq) == engine.tokens(seq)
+        assert narrow.tokens(100 + seq) == fresh.say(start(100 + seq, prompt(seq), "half")).run().tokens(100 + seq)
     assert max(event.epoch for event in narrow.events if isinstance(event, SlotLoaded)) == 8
 
 

@@ -11,7 +11,7 @@ from schemas.engine import CancelSequence, FailAdapter, LoadSlot, Missing, SlotE
 from schemas.engine import UnloadSlot as Unload
 from schemas.reasons import FinishReason
 from schemas.requests import Sampling
-from tests.workers.engine.tiny import KV_TOKENS, InProcess, content_id, start
+from tests.workers.engine.tiny import KV_TOKENS, InProcess, NeverMerged, content_id, start
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.runner import Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row
@@ -20,7 +20,7 @@ from workers.engine.waiting import BLOCKED_PASSES
 from workers.slot_image import ImageError
 
 
-class Counting:
+class Counting(NeverMerged):
     """Gives 100 + output position as the next token, and keeps every step's rows for inspection."""
 
     def __init__(self) -> None:

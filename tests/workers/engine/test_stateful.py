@@ -37,6 +37,7 @@ from schemas.engine import (
 )
 from schemas.reasons import FinishReason
 from schemas.requests import Sampling
+from tests.workers.engine.tiny import NeverMerged
 from workers.engine.engine import Engine
 from workers.engine.fairness import INPUT_COST, OUTPUT_COST
 from workers.engine.kv_blocks import BLOCK_TOKENS, blocks_for
@@ -73,7 +74,7 @@ class Chains:
         return number * 2654435761 % 7 % 2
 
 
-class Knowing:
+class Knowing(NeverMerged):
     """A runner whose KV cache holds, at each position, the chain that it was computed from."""
 
     def __init__(self, draw: random.Random) -> None:

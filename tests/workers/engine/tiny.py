@@ -14,7 +14,7 @@ from schemas.engine import Command, Event, LoadSlot, SequenceFinished, StartSequ
 from schemas.requests import Sampling
 from streams.adapters.shape import ModelShape
 from workers.engine.engine import Engine
-from workers.engine.runner import Runner
+from workers.engine.runner import Fold, Runner
 from workers.engine.scheduler import Limits, Scheduler
 from workers.engine.slots import Slots
 from workers.slot_image import write_image
@@ -90,6 +90,16 @@ def start(
         sampling=sampling or Sampling(seed=seq),
         stop_ids=list(stop_ids),
     )
+
+
+class NeverMerged:
+    """Half a runner, for those that are only asked for steps."""
+
+    def merge(self, *_: object) -> Fold:
+        raise AssertionError("nobody merges here")
+
+    def unmerge(self, *_: object) -> None:
+        raise AssertionError("nobody merges here")
 
 
 class InProcess:

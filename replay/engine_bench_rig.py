@@ -78,8 +78,9 @@ class Rig:
             about.vocab_size, about.context_length, blocks * BLOCK_TOKENS, prompt_tokens_per_step=CHUNK
         )
         self._events: list[tuple[float, Event]] = []
-        self._scheduler = Scheduler(self.limits, self.slots)
-        self._engine = Engine(self._scheduler, self.slots, self.runner, self._heard, time.perf_counter)
+        scheduler = Scheduler(self.limits, self.slots)
+        self._engine = Engine(scheduler, self.slots, self.runner, self._heard, time.perf_counter)
+        self._stirred = False  # something was told to the engine in answer to an event: it is worth another step
         self._seq = 0
         self._tokens_each = tokens_each
 
@@ -106,8 +107,8 @@ class Rig:
                 )
             )
             self._seq += 1
-        while self._engine.step() or self._scheduler.waiting:
-            pass
+        while self._engine.step() or self._stirred:
+            self._stirred = False
         return self._served(began, output_tokens, len(contents))
 
     def decode_rows(self, leases: list[Lease], length: int, group: int) -> list[Row]:

@@ -52,6 +52,7 @@ class _Loading(Rig):
         match event:
             case Missing():
                 self._engine.handle(self._images[event.content_id])
+                self._stirred = True
             case SlotLoaded():
                 self.loads += 1
             case SlotEvicted():

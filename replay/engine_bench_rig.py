@@ -98,12 +98,13 @@ class Rig:
         """One request for each content id ("": the base), all at once, greedy and without a stop."""
         self._events.clear()
         first = self._seq
+        customer = f"bench-{first}"  # another one each time, or the prefix cache would have read the prompts already
         began = time.perf_counter()
         for content_id in contents:
             ids = prompt(self._seq - first, prompt_tokens, self.limits.vocab_size)
             self._engine.handle(
                 StartSequence(
-                    self._seq, "bench", content_id, ids, [], output_tokens, Sampling(seed=1, temperature=0), []
+                    self._seq, customer, content_id, ids, [], output_tokens, Sampling(seed=1, temperature=0), []
                 )
             )
             self._seq += 1

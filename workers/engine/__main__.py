@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         serve(stream, build, options.max_rank)
+    except ConnectionError:
+        return 0  # the worker is gone: nobody is left to serve
     except Exception:
         logging.exception("the engine stops")
         return 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import msgspec
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,6 @@ from replay import kills as killing
 from replay.engine_bench_rig import REQUESTS
 from replay.engine_bench_table import plain_table, progress_bar
 from replay.engine_bench_table import tables as show_engine
-from replay.openloop import Latencies
 from replay.stage import Stage
 from replay.streams import PROMPTS, Script
 
@@ -61,8 +61,8 @@ def main() -> None:
 @click.option("--rates", default="1,40,200", show_default=True, help="Requests per second, comma-separated.")
 @click.option("--seconds", type=float, default=20, show_default=True, help="Per rate.")
 def hop(wants_json: bool, rates: str, seconds: float) -> None:
-    """What gateway, Kafka and worker add, against a bare round trip and against the same path without Kafka."""
-    _show(asyncio.run(_hop([float(rate) for rate in rates.split(",")], seconds)), wants_json, _hop_table)
+    """What gateway, Kafka and worker add to bare HTTP, against a bare round trip and the same path without Kafka."""
+    _show(uvloop.run(_hop([float(rate) for rate in rates.split(",")], seconds)), wants_json, _hop_table)
 
 
 @main.command()
@@ -162,22 +162,27 @@ async def _stage(replicas: int, engine: str = "torch") -> AsyncIterator[Stage]:
 
 async def _hop(rates: list[float], seconds: float) -> list[hops.Hop]:
     async with _stage(1, "simulated") as stage:
-        direct = await _direct(stage, rates, seconds)
-        return await hops.measure(stage, direct, rates, seconds)
+        model = stage.model.name
+        worker = stage.environment | {"WORKER_REPLICA": "0", "WORKER_ENGINE": "simulated"}
+        async with _beside(worker, "replay.direct") as (url, key):
+            direct = await hops.drive_chats(url, key, model, rates, seconds)
+        async with _beside({}, "replay.barehttp", model) as (url, key):
+            http = await hops.drive_chats(url, key, model, rates, seconds)
+        return await hops.measure(stage, direct, http, rates, seconds)
 
 
-async def _direct(stage: Stage, rates: list[float], seconds: float) -> list[Latencies]:
-    """The path without Kafka, in a process of its own."""
-    environment = os.environ | stage.environment | {"WORKER_REPLICA": "0", "WORKER_ENGINE": "simulated"}
+@asynccontextmanager
+async def _beside(environment: dict[str, str], *module: str) -> AsyncIterator[tuple[str, str]]:
+    """A yardstick's server in a process of its own: its URL and key."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "replay.direct", env=environment, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", *module, env=os.environ | environment, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
         line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
         if line[:1] != ["ready"]:
-            raise click.ClickException("the path without Kafka did not start")
-        return await hops.drive_chats(line[1], line[2], stage.model.name, rates, seconds)
+            raise click.ClickException(f"{module[0]} did not start")
+        yield line[1], line[2]
     finally:
         process.kill()
         await process.wait()
@@ -226,14 +231,18 @@ def _cpu() -> str:
 
 
 def _hop_table(results: list[hops.Hop]) -> Table:
-    table = Table("requests/s", "", "requests", "p50 ms", "p95 ms", "p99 ms", "p50 ratio", "p99 ratio")
+    table = Table(
+        "per s", "", "requests", "p50 ms", "p95 ms", "p99 ms", "added / bare p50, p99", "whole / bare p50, p99"
+    )
     for result in results:
         for name, row in (
             ("lorafleet", result.lorafleet),
             ("bare Kafka round trip", result.pingpong),
             ("without Kafka", result.direct),
+            ("bare HTTP", result.http),
         ):
-            ratios = (result.p50_ratio, result.p99_ratio) if name == "lorafleet" else ("", "")
+            told = (result.added, result.ratios) if name == "lorafleet" else ()
+            ratios = [f"{p50:.2f}, {p99:.2f}" for p50, p99 in told] or ["", ""]
             cells = (f"{row.rate:g}", name, row.count, row.p50_ms, row.p95_ms, row.p99_ms, *ratios)
             table.add_row(*map(str, cells))
     return table

@@ -1,0 +1,41 @@
+"""What HTTP itself costs: a bare aiohttp server that answers every chat at once with the chunks the gateway would send.
+
+`python -m replay.barehttp MODEL` serves on a free port of 127.0.0.1, until killed, and prints `ready URL KEY`. The same
+server library, event loop and bytes as the gateway's, with nothing of its work behind them.
+"""
+
+import asyncio
+import sys
+import time
+import uuid
+
+import uvloop
+from aiohttp import web
+
+from gateway import sse
+from gateway.openai_api import Usage
+
+
+async def serve(model: str) -> None:
+    """Until killed."""
+
+    async def post(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        frames = sse.Frames(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, False)
+        response = web.StreamResponse(headers=sse.HEADERS)
+        await response.prepare(request)
+        await response.write(frames.role + frames.content("token") + frames.last("length", Usage(1, 1, 2)))
+        await response.write_eof()
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", post)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"ready http://127.0.0.1:{runner.addresses[0][1]} none", flush=True)
+    await asyncio.Future[None]()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1]))

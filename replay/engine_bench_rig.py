@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from replay.peft_adapters import MODULES, write_random
 from schemas.engine import Event, LoadSlot, SlotFailed, StartSequence, Step
@@ -60,7 +60,11 @@ def image_of(adapter: Path, target: Path, shape: ModelShape) -> LoadSlot:
     for layer in range(shape.layers):
         for name in shape.matrices():
             stem = f"base_model.model.model.layers.{layer}.{MODULES[name]}"
-            parts[layer, name] = (tensors[f"{stem}.lora_A.weight"], tensors[f"{stem}.lora_B.weight"], 1.0)
+            parts[layer, name] = (
+                tensors[f"{stem}.lora_A.weight"].float().numpy(),
+                tensors[f"{stem}.lora_B.weight"].float().numpy(),
+                1.0,
+            )
     write_image(target, shape, RANK, content_id, parts)
     return LoadSlot(content_id, str(target))
 

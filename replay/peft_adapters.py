@@ -1,10 +1,15 @@
-"""Random LoRA adapters in PEFT's format, strong enough that the wrong one would change what is said."""
+"""Random LoRA adapters in PEFT's format, strong enough that the wrong one would change what is said.
+
+Their values are bfloat16's, as those of trained adapters mostly are.
+"""
 
 import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
 
 from streams.adapters.shape import ModelShape
 
@@ -22,12 +27,12 @@ MODULES = {
 def write_random(folder: Path, shape: ModelShape, seed: int, rank: int = 16, strength: float = 0.05) -> Path:
     """A folder with adapter_config.json and adapter_model.safetensors. B's deviation is `strength`, alpha = rank."""
     random = np.random.default_rng(seed)
-    tensors: dict[str, np.ndarray[tuple[int, int], np.dtype[np.float32]]] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for layer in range(shape.layers):
         for name, (k, d) in shape.matrices().items():
             stem = f"base_model.model.model.layers.{layer}.{MODULES[name]}"
-            tensors[f"{stem}.lora_A.weight"] = (random.standard_normal((rank, k)) / k**0.5).astype(np.float32)
-            tensors[f"{stem}.lora_B.weight"] = (random.standard_normal((d, rank)) * strength).astype(np.float32)
+            tensors[f"{stem}.lora_A.weight"] = _bfloat16(random.standard_normal((rank, k)) / k**0.5)
+            tensors[f"{stem}.lora_B.weight"] = _bfloat16(random.standard_normal((d, rank)) * strength)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
@@ -41,3 +46,7 @@ def write_random(folder: Path, shape: ModelShape, seed: int, rank: int = 16, str
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
+
+
+def _bfloat16(values: npt.NDArray[np.float64]) -> torch.Tensor:
+    return torch.from_numpy(values).to(torch.bfloat16)

@@ -1,10 +1,13 @@
 """The RAM copy of one adapter, laid out exactly as an engine slot: a file in shared memory that the engine maps.
 
 Owns the layout. File: a header of 4,096 bytes (magic, version, slot rank, content id, payload bytes), then the payload,
-float32 little-endian: for each matrix of MATRICES in that order A [L, r, k] and B kept rank-major [L, r, d], and last
-scale [7, L] (alpha / r; 0 where the adapter has nothing) and rank [7, L], how many of the r rows each uses (0: none).
+little-endian. It begins with float32: the precision of the values, scale [7, L] (alpha / r; 0 where the adapter has
+nothing) and rank [7, L], how many of the r rows each uses (0: none). Then, from `Layout.values` on, for each matrix of
+MATRICES in that order A [L, r, k] and B kept rank-major [L, r, d], in that precision.
 r is the rank of the slots that it is for, the smallest of them that holds the adapter (`slot_rank`): what it does not
-use is zero. One slot of the engine is one payload, so that loading is a single copy.
+use is zero. One slot of the engine has room for the payload in float32 and begins with it, so that loading is a single
+copy. An adapter takes 16 bits a value wherever that keeps each of its values to the bit: it is computed with in float32
+all the same, so a precision changes what is read and never what comes out.
 
 Writing is atomic (a temporary name beside the target, then a rename): a crash leaves at most a `.tmp-` file and never a
 half image under its real name. A reader checks header and size before it maps anything.
@@ -13,7 +16,8 @@ half image under its real name. A reader checks header and size before it maps a
 import mmap
 import os
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from enum import IntEnum
 from pathlib import Path
 
 import msgspec
@@ -26,8 +30,21 @@ Floats = npt.NDArray[np.float32]
 
 HEADER_BYTES = 4096
 _HEADER = struct.Struct("<8sII32sQ")  # magic, version, slot rank, content id, payload bytes
-_MAGIC, _VERSION = b"LORASLOT", 2
+_MAGIC, _VERSION = b"LORASLOT", 3
 _FLOAT_BYTES = 4
+_ALIGN_FLOATS = 16
+
+
+class Precision(IntEnum):
+    """How the values of A and B lie in a payload; kernels.cpp and triton_kernels.py have the same numbers."""
+
+    F32 = 1
+    BF16 = 2
+    F16 = 3
+
+    @property
+    def bytes(self) -> int:
+        return 4 if self is Precision.F32 else 2
 
 
 class ImageError(Exception):
@@ -35,7 +52,7 @@ class ImageError(Exception):
 
 
 class MatrixSpan(msgspec.Struct, frozen=True):
-    """Where one matrix lies in a payload, in floats: A [L, r, k] at `a`, B rank-major [L, r, d] at `b`."""
+    """Where one matrix lies behind `Layout.values`, in values: A [L, r, k] at `a`, B rank-major [L, r, d] at `b`."""
 
     k: int
     d: int
@@ -44,14 +61,27 @@ class MatrixSpan(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Offsets of everything in a payload of `floats` floats; scale [7, L] starts at `scale`, rank [7, L] at `ranks`."""
+    """Where what lies in a payload, in floats: scale [7, L] at `scale`, rank [7, L] at `ranks`, A and B at `values`.
+
+    The precision is the first float. `count`: values of A and B.
+    """
 
     layers: int
     rank: int
     spans: dict[str, MatrixSpan]
     scale: int
     ranks: int
-    floats: int
+    values: int
+    count: int
+
+    @property
+    def floats(self) -> int:
+        """The size of a payload whose values are float32."""
+        return self.values + self.count
+
+    def bytes(self, precision: Precision) -> int:
+        """The size of a payload."""
+        return self.values * _FLOAT_BYTES + self.count * precision.bytes
 
 
 def slot_pools(slots: int, max_rank: int, pools: str) -> dict[int, int]:
@@ -88,12 +118,13 @@ def layout(shape: ModelShape, max_rank: int) -> Layout:
         spans[name] = MatrixSpan(k=k, d=d, a=at, b=b)
         at = b + shape.layers * max_rank * d
     each = len(MATRICES) * shape.layers
-    return Layout(shape.layers, max_rank, spans, at, at + each, at + 2 * each)
+    values = -(-(1 + 2 * each) // _ALIGN_FLOATS) * _ALIGN_FLOATS
+    return Layout(shape.layers, max_rank, spans, 1, 1 + each, values, at)
 
 
-def image_bytes(shape: ModelShape, max_rank: int) -> int:
+def image_bytes(shape: ModelShape, max_rank: int, precision: Precision) -> int:
     """The size of one image file."""
-    return HEADER_BYTES + layout(shape, max_rank).floats * _FLOAT_BYTES
+    return HEADER_BYTES + layout(shape, max_rank).bytes(precision)
 
 
 def write_image(
@@ -102,30 +133,38 @@ def write_image(
     max_rank: int,
     content_id: str,
     tensors: Mapping[tuple[int, str], tuple[Floats, Floats, float]],
+    precision: Precision | None = None,
 ) -> None:
     """Writes the image of one adapter: (layer, matrix) -> A [r', k], B [d, r'], scale, with r' <= max_rank.
 
-    Raises ImageError for a tensor that does not fit, OSError when shared memory is full; neither leaves a file.
+    `precision`: the first of BF16, F16 and F32 that keeps every value, unless said. Raises ImageError for a tensor that
+    does not fit or is not exact in it, OSError when shared memory is full; neither leaves a file.
     """
     plan = layout(shape, max_rank)
+    for layer, matrix in tensors:
+        _checked(plan, layer, matrix, *tensors[layer, matrix])
+    if precision is None:
+        precision = next(each for each in _NARROWEST_FIRST if _exact(tensors, each))
+    elif not _exact(tensors, precision):
+        raise ImageError(f"there are values that {precision.name} does not keep")
     scale, ranks = np.zeros((2, len(MATRICES), shape.layers), np.float32)
-    header = _HEADER.pack(_MAGIC, _VERSION, max_rank, _raw_id(content_id), plan.floats * _FLOAT_BYTES)
+    header = _HEADER.pack(_MAGIC, _VERSION, max_rank, _raw_id(content_id), plan.bytes(precision))
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
         with open(temporary, "wb") as file:
             # Shared memory keeps what is never written as free zeros: only what the adapter has is written.
-            file.truncate(HEADER_BYTES + plan.floats * _FLOAT_BYTES)
+            file.truncate(HEADER_BYTES + plan.bytes(precision))
             file.write(header)
             for (layer, matrix), (a, b, factor) in tensors.items():
-                span = _checked(plan, layer, matrix, a, b, factor)
-                rank = a.shape[0]
-                _write_at(file.fileno(), span.a + layer * max_rank * span.k, a)
-                _write_at(file.fileno(), span.b + layer * max_rank * span.d, b.T)
+                span, rank = plan.spans[matrix], a.shape[0]
+                for at, values in ((span.a + layer * max_rank * span.k, a), (span.b + layer * max_rank * span.d, b.T)):
+                    where = plan.values * _FLOAT_BYTES + at * precision.bytes
+                    _write_at(file.fileno(), where, _NARROWED[precision](values))
                 used = rank if factor else 0
                 scale[MATRICES.index(matrix), layer] = factor if used else 0.0
                 ranks[MATRICES.index(matrix), layer] = used
-            _write_at(file.fileno(), plan.scale, scale)
-            _write_at(file.fileno(), plan.ranks, ranks)
+            for at, floats in ((0, np.array(precision)), (plan.scale, scale), (plan.ranks, ranks)):
+                _write_at(file.fileno(), at * _FLOAT_BYTES, floats.astype("<f4"))
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -133,32 +172,39 @@ def write_image(
 
 
 class SlotImage:
-    """A mapped image, read-only. `payload` is the flat float32 view that a slot takes over as it is."""
+    """A mapped image, read-only. `payload` are the bytes that a slot takes over as they are."""
 
-    def __init__(self, mapped: mmap.mmap, plan: Layout) -> None:
+    def __init__(self, mapped: mmap.mmap, plan: Layout, precision: Precision) -> None:
         self._mapped = mapped
         self._plan = plan
-        self.rank = plan.rank
-        self.payload: Floats = np.frombuffer(mapped, np.float32, plan.floats, HEADER_BYTES)
+        self.rank, self.precision = plan.rank, precision
+        self.payload: npt.NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, plan.bytes(precision), HEADER_BYTES)
 
-    def a(self, matrix: str) -> Floats:
-        """A [L, r, k] of one matrix."""
-        span, plan = self._plan.spans[matrix], self._plan
-        return self.payload[span.a : span.b].reshape(plan.layers, plan.rank, span.k)
+    def a(self, layer: int, matrix: str) -> Floats:
+        """A [r, k] of one matrix, in float32."""
+        span = self._plan.spans[matrix]
+        return self._values(span.a + layer * self.rank * span.k, span.k)
 
-    def b(self, matrix: str) -> Floats:
-        """B [L, d, r] of one matrix: a transposed view of the rank-major storage."""
-        span, plan = self._plan.spans[matrix], self._plan
-        stored = self.payload[span.b : span.b + plan.layers * plan.rank * span.d]
-        return stored.reshape(plan.layers, plan.rank, span.d).swapaxes(1, 2)
+    def b(self, layer: int, matrix: str) -> Floats:
+        """B [d, r] of one matrix, in float32."""
+        span = self._plan.spans[matrix]
+        return self._values(span.b + layer * self.rank * span.d, span.d).T
 
     def scale(self) -> Floats:
         """scale [7, L], rows in the order of MATRICES."""
-        return self.payload[self._plan.scale : self._plan.ranks].reshape(len(MATRICES), self._plan.layers)
+        return self._floats(self._plan.scale)
 
     def ranks(self) -> Floats:
         """rank [7, L], whole numbers, rows in the order of MATRICES."""
-        return self.payload[self._plan.ranks :].reshape(len(MATRICES), self._plan.layers)
+        return self._floats(self._plan.ranks)
+
+    def _floats(self, at: int) -> Floats:
+        size = len(MATRICES) * self._plan.layers
+        return np.frombuffer(self.payload, "<f4", size, at * _FLOAT_BYTES).reshape(len(MATRICES), -1)
+
+    def _values(self, at: int, columns: int) -> Floats:
+        start, width = self._plan.values * _FLOAT_BYTES + at * self.precision.bytes, self.precision.bytes
+        return _WIDENED[self.precision](self.payload[start : start + self.rank * columns * width]).reshape(-1, columns)
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -194,12 +240,18 @@ def open_image(path: Path, content_id: str, shape: ModelShape, *slot_ranks: int)
     """Maps the image. Raises ImageError when header or size differ from what is asked for."""
     header = check_header(path, content_id, *slot_ranks)
     plan = layout(shape, header.rank)
-    if header.payload_bytes != plan.floats * _FLOAT_BYTES:
-        raise ImageError(
-            f"the image's payload has {header.payload_bytes} bytes, this model's slots {plan.floats * _FLOAT_BYTES}"
-        )
     with open(path, "rb") as file:
-        return SlotImage(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), plan)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    told = struct.unpack_from("<f", mapped, HEADER_BYTES)[0] if header.payload_bytes >= _FLOAT_BYTES else 0.0
+    if told not in tuple(Precision):
+        raise ImageError(f"the image's values have the unknown precision {told}")
+    precision = Precision(int(told))
+    if header.payload_bytes != plan.bytes(precision):
+        raise ImageError(
+            f"the image's payload has {header.payload_bytes} bytes, this model's in {precision.name} "
+            f"{plan.bytes(precision)}"
+        )
+    return SlotImage(mapped, plan, precision)
 
 
 def _raw_id(content_id: str) -> bytes:
@@ -212,7 +264,7 @@ def _raw_id(content_id: str) -> bytes:
     return raw
 
 
-def _checked(plan: Layout, layer: int, matrix: str, a: Floats, b: Floats, factor: float) -> MatrixSpan:
+def _checked(plan: Layout, layer: int, matrix: str, a: Floats, b: Floats, factor: float) -> None:
     where = f"layer {layer} matrix {matrix!r}"
     if matrix not in plan.spans or not 0 <= layer < plan.layers:
         raise ImageError(f"{where}: the model has no such matrix")
@@ -224,12 +276,45 @@ def _checked(plan: Layout, layer: int, matrix: str, a: Floats, b: Floats, factor
         raise ImageError(f"{where}: A {a.shape} B {b.shape} do not fit [r, {span.k}] [{span.d}, r], r <= {plan.rank}")
     if not np.isfinite(factor):
         raise ImageError(f"{where}: scale {factor} is not finite")
-    return span
 
 
-def _write_at(descriptor: int, floats: int, values: Floats) -> None:
-    data = np.ascontiguousarray(values, "<f4").data.cast("B")
-    at = HEADER_BYTES + floats * _FLOAT_BYTES
+def _bits16(values: Floats) -> npt.NDArray[np.uint16]:
+    return (np.ascontiguousarray(values, "<f4").view("<u4") >> 16).astype("<u2")
+
+
+def _half(values: Floats) -> npt.NDArray[np.float16]:
+    with np.errstate(over="ignore"):  # what does not fit is infinite, hence not exact
+        return np.ascontiguousarray(values, "<f4").astype("<f2")
+
+
+Bytes = npt.NDArray[np.uint8]
+_NARROWEST_FIRST = (Precision.BF16, Precision.F16, Precision.F32)
+_NARROWED: dict[Precision, Callable[[Floats], npt.NDArray[np.generic]]] = {
+    Precision.F32: lambda values: np.ascontiguousarray(values, "<f4"),
+    Precision.BF16: _bits16,
+    Precision.F16: _half,
+}
+_WIDENED: dict[Precision, Callable[[Bytes], Floats]] = {
+    Precision.F32: lambda stored: stored.view("<f4"),
+    Precision.BF16: lambda stored: (stored.view("<u2").astype("<u4") << 16).view("<f4"),
+    Precision.F16: lambda stored: stored.view("<f2").astype("<f4"),
+}
+
+
+def _exact(tensors: Mapping[tuple[int, str], tuple[Floats, Floats, float]], precision: Precision) -> bool:
+    """Whether every value comes back to the bit."""
+
+    def kept(values: Floats) -> bool:
+        whole = np.ascontiguousarray(values, "<f4")
+        back = _WIDENED[precision](_NARROWED[precision](whole).reshape(-1).view(np.uint8))
+        return bool((back.view(np.uint32) == whole.reshape(-1).view(np.uint32)).all())
+
+    return all(kept(a) and kept(b) for a, b, _ in tensors.values())
+
+
+def _write_at(descriptor: int, at: int, values: npt.NDArray[np.generic]) -> None:
+    data = values.reshape(-1).view(np.uint8).data
+    at += HEADER_BYTES
     while data:
         written = os.pwrite(descriptor, data, at)
         data, at = data[written:], at + written

@@ -8,6 +8,7 @@ matrix's scale. A file cut short by a crash does not read: its content id differ
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,11 +82,20 @@ def read_canonical(path: Path, identity: str, base_hash: str, shape: ModelShape)
     return delta
 
 
-def canonical_rank(path: Path) -> int:
-    """The largest rank of its matrices, as the file's header says; nothing else is checked. Raises BadFile, OSError."""
+class Form(NamedTuple):
+    """The largest rank of its matrices, and the dtype of its values: BF16, F16 or F32."""
+
+    rank: int
+    dtype: str
+
+
+def canonical_form(path: Path) -> Form:
+    """As the file's header says; nothing else is checked. Raises BadFile, OSError."""
     with path.open("rb") as file:
         entries = read_header(file).entries
-    return max((entry.shape[0] for name, entry in entries.items() if name.endswith(".A") and entry.shape), default=0)
+    rank = max((entry.shape[0] for name, entry in entries.items() if name.endswith(".A") and entry.shape), default=0)
+    dtypes = {entry.dtype for entry in entries.values()}
+    return Form(rank, dtypes.pop() if len(dtypes) == 1 else "F32")
 
 
 def _scales(text: str) -> dict[Place, float]:

@@ -4,38 +4,56 @@ import numpy as np
 import pytest
 
 from streams.adapters.shape import MATRICES, ModelShape
-from workers.slot_image import HEADER_BYTES, ImageError, image_bytes, open_image, slot_pools, slot_rank, write_image
+from workers.slot_image import (
+    HEADER_BYTES,
+    ImageError,
+    Precision,
+    image_bytes,
+    open_image,
+    slot_pools,
+    slot_rank,
+    write_image,
+)
 
 SHAPE = ModelShape(layers=2, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=16, vocab=64, context=128)
 CONTENT = "ab" * 32
 
 
-def tensors(rank: int) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray, float]]:
+def tensors(
+    rank: int, precision: Precision = Precision.F32
+) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray, float]]:
+    """Values that `precision` keeps and no narrower one does."""
     random = np.random.default_rng(1)
+
+    def draw(*size: int) -> np.ndarray:
+        values = random.standard_normal(size, np.float32)
+        if precision is Precision.BF16:
+            return (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        return values.astype(np.float16).astype(np.float32) if precision is Precision.F16 else values
+
     return {
-        (layer, matrix): (
-            random.standard_normal((rank, SHAPE.matrices()[matrix][0]), np.float32),
-            random.standard_normal((SHAPE.matrices()[matrix][1], rank), np.float32),
-            2.0,
-        )
+        (layer, matrix): (draw(rank, SHAPE.matrices()[matrix][0]), draw(SHAPE.matrices()[matrix][1], rank), 2.0)
         for layer, matrix in ((0, "q"), (1, "q"), (1, "down"))
     }
 
 
+@pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("rank", [1, 3, 8])
-def test_an_image_gives_back_what_was_written_and_zeros_elsewhere(tmp_path: Path, rank: int) -> None:
-    written = tensors(rank)
+def test_an_image_gives_back_what_was_written_and_zeros_elsewhere(
+    tmp_path: Path, rank: int, precision: Precision
+) -> None:
+    written = tensors(rank, precision)
     write_image(tmp_path / "image", SHAPE, 8, CONTENT, written)
-    assert (tmp_path / "image").stat().st_size == image_bytes(SHAPE, 8)
+    assert (tmp_path / "image").stat().st_size == image_bytes(SHAPE, 8, precision)
     assert [file.name for file in tmp_path.iterdir()] == ["image"]
     image = open_image(tmp_path / "image", CONTENT, SHAPE, 8)
+    assert image.precision is precision
     for matrix, (k, d) in SHAPE.matrices().items():
-        assert (image.a(matrix).shape, image.b(matrix).shape) == ((2, 8, k), (2, d, 8))
         for layer in range(2):
             a, b, scale = written.get((layer, matrix), (np.zeros((0, k)), np.zeros((d, 0)), 0.0))
             assert image.scale()[MATRICES.index(matrix), layer] == scale
-            np.testing.assert_array_equal(image.a(matrix)[layer], np.pad(a, ((0, 8 - len(a)), (0, 0))))
-            np.testing.assert_array_equal(image.b(matrix)[layer], np.pad(b, ((0, 0), (0, 8 - b.shape[1]))))
+            np.testing.assert_array_equal(image.a(layer, matrix), np.pad(a, ((0, 8 - len(a)), (0, 0))))
+            np.testing.assert_array_equal(image.b(layer, matrix), np.pad(b, ((0, 0), (0, 8 - b.shape[1]))))
 
 
 def test_another_content_rank_model_or_size_is_refused(tmp_path: Path) -> None:
@@ -78,6 +96,40 @@ def test_a_tensor_that_does_not_fit_leaves_no_file(
     with pytest.raises(ImageError, match=said):
         write_image(tmp_path / "image", SHAPE, 8, CONTENT, bad)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [1 + 2**-23, 1 + 2**-8, 65520.0, 2.0**-25, float("inf")])
+def test_one_value_decides_the_precision_of_all(tmp_path: Path, value: float) -> None:
+    """16 bits are taken only where they give every value back to the bit, and never because they were asked for."""
+    written = tensors(8, Precision.BF16)
+    written[0, "q"][0][0, 0] = 2.0**-60  # beyond float16
+    written[1, "down"][1][31, 3] = value
+    write_image(tmp_path / "image", SHAPE, 8, CONTENT, written)
+    image = open_image(tmp_path / "image", CONTENT, SHAPE, 8)
+    bf16 = not np.float32(value).view(np.uint32) & 0xFFFF
+    assert image.precision is (Precision.BF16 if bf16 else Precision.F32)
+    for (layer, matrix), (a, b, _) in written.items():
+        np.testing.assert_array_equal(image.a(layer, matrix), a)
+        np.testing.assert_array_equal(image.b(layer, matrix), b)
+    for asked in (Precision.BF16, Precision.F16):
+        if asked is not image.precision:
+            with pytest.raises(ImageError, match="does not keep"):
+                write_image(tmp_path / "other", SHAPE, 8, CONTENT, written, asked)
+
+
+@pytest.mark.parametrize("told", [0.0, 4.0, 2.5, float("nan")])
+def test_an_unknown_precision_is_refused(tmp_path: Path, told: float) -> None:
+    path = tmp_path / "image"
+    write_image(path, SHAPE, 8, CONTENT, tensors(8, Precision.BF16))
+    raw = bytearray(path.read_bytes())
+    raw[HEADER_BYTES : HEADER_BYTES + 4] = np.float32(told).tobytes()
+    path.write_bytes(raw)
+    with pytest.raises(ImageError, match="precision"):
+        open_image(path, CONTENT, SHAPE, 8)
+    raw[HEADER_BYTES : HEADER_BYTES + 4] = np.float32(1).tobytes()
+    path.write_bytes(raw)
+    with pytest.raises(ImageError, match="payload"):
+        open_image(path, CONTENT, SHAPE, 8)
 
 
 def test_a_failed_rewrite_keeps_the_old_image(tmp_path: Path) -> None:

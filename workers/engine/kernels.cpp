@@ -10,6 +10,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -89,16 +90,45 @@ inline F16 power_of_two(F16 n) {
 constexpr int GEMM_ROWS = 4, GEMM_WIDE = 1, HEADS_AT_ONCE = 2, VECTORS_AT_ONCE = 2;
 #endif
 
-inline void prefetch(const float* p) { __builtin_prefetch(p); }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
+// Values of 16 bits, read as the float32 that each of them is exactly.
+struct Bf16 { uint16_t bits; };
+struct Half { uint16_t bits; };
+#if defined(__AVX512F__)
+inline F16 load(const Bf16* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+inline F16 load(const Half* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+#elif defined(__AVX2__) && defined(__FMA__)
+inline __m128i eight(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline __m256 widened(__m128i bits) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)); }
+inline F16 load(const Bf16* p) { return {widened(eight(p)), widened(eight(p + 8))}; }
+inline F16 load(const Half* p) { return {_mm256_cvtph_ps(eight(p)), _mm256_cvtph_ps(eight(p + 8))}; }
+#else
+inline float as_float(uint32_t bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+inline float widened(Bf16 x) { return as_float(uint32_t(x.bits) << 16); }
+inline float widened(Half x) {
+  const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
+  if (exponent == 31) return as_float(sign | 0x7f800000 | fraction << 13);
+  if (exponent) return as_float(sign | (exponent + 112) << 23 | fraction << 13);
+  const float tiny = float(fraction) * 0x1p-24f;
+  return sign ? -tiny : tiny;
+}
+template <typename Value>
+inline F16 load(const Value* p) { F16 r; EACH_LANE r.v[l] = widened(p[l]); return r; }
+#endif
 
 // Memory that will be read soon, fetched into the second-level cache while something else is computed: a product whose
 // rows fit few registers' worth of work waits for its weights otherwise, first for the memory and then for itself.
 class Soon {
  public:
-  void add(const float* from, int64_t floats) {
-    if (floats <= 0 || count_ == SPANS) return;
-    spans_[count_++] = {reinterpret_cast<const char*>(from), reinterpret_cast<const char*>(from + floats)};
-    lines_ += floats / LANES + 1;
+  void add(const void* from, int64_t bytes) {
+    if (bytes <= 0 || count_ == SPANS) return;
+    const char* begin = static_cast<const char*>(from);
+    spans_[count_++] = {begin, begin + bytes};
+    lines_ += bytes / LINE + 1;
   }
 
   // Spreads what was added over `steps` calls of `step`.
@@ -330,17 +360,18 @@ void engine_embed(const float* packed, int k, const int32_t* ids, int n, float* 
   });
 }
 
-// One adapted matrix of one layer: floats from a slot's start to A [r, k], B [r, d] (rank-major), its scale and its rank
-// (how many of the r it uses; 0: none), and from a row of y to its d outputs.
+// One adapted matrix of one layer: where A [r, k] and B [r, d] (rank-major) lie in a slot's values, its scale and its
+// rank (how many of the r it uses; 0: none) in its floats, and its d outputs in a row of y.
 struct Adapted {
   int64_t a, b, scale, rank;
   int32_t d, y;
 };
 
-// Slots first .. first + slots - 1 lie one after the other at `data`; all have the layout that `matrices` describes.
+// Slots first .. first + slots - 1 lie one after the other at `data`; all have the layout that `matrices` describes. A
+// slot's first float is the precision of its values, which begin `values` floats behind it.
 struct SlotPool {
   const float* data;
-  int64_t slot_floats;
+  int64_t slot_floats, values;
   const Adapted* matrices;
   int32_t first, slots;
 };
@@ -350,25 +381,31 @@ struct SlotPool {
 namespace {
 
 constexpr int TOGETHER = 4;  // rows of one slot that share every read of its weights
+enum { F32 = 1, BF16 = 2, F16_VALUES = 3 };  // slot_image.py's Precision
 
 // Up to TOGETHER rows with one slot, and one of its matrices.
 struct Adaptation {
-  const float* slot;
+  const float *slot, *values;
   const Adapted* matrix;
   int from, rows;  // in `order`
 
   int rank() const { return int(slot[matrix->rank]); }
+  int precision() const { return int(slot[0]); }
+  template <typename Value>
+  const Value* at(int64_t value) const { return reinterpret_cast<const Value*>(values) + value; }
+  const char* where(int64_t value) const { return reinterpret_cast<const char*>(values) + value * bytes(); }
+  int64_t bytes() const { return precision() == F32 ? 4 : 2; }
 };
 
 // out = scale * B (A x) for ROWS rows. Each dot product has four partial sums (vectors i mod 4), each output adds its
 // rank-one terms in ascending order: the same for every ROWS.
-template <int ROWS>
+template <int ROWS, typename Value>
 void adapt(const Adaptation& of, int k, const float* const* x, float* const* out) {
   constexpr int PARTS = 4, WIDE = 4;
   const Adapted& m = *of.matrix;
   const int rank = of.rank();
   float low[MAX_RANK][ROWS];
-  const float* a = of.slot + m.a;
+  const Value* a = of.at<Value>(m.a);
   const float scale = of.slot[m.scale];
   for (int j = 0; j < rank; j++, a += k) {
     F16 acc[ROWS][PARTS];
@@ -387,7 +424,7 @@ void adapt(const Adaptation& of, int k, const float* const* x, float* const* out
     }
     for (int r = 0; r < ROWS; r++) low[j][r] = scale * sum((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
   }
-  const float* b = of.slot + m.b;
+  const Value* b = of.at<Value>(m.b);
   int c = 0;
   for (; c + WIDE * LANES <= m.d; c += WIDE * LANES) {
     F16 acc[ROWS][WIDE];
@@ -414,7 +451,12 @@ template <int ROWS>
 void adapt_some(const Adaptation& of, int k, const float* const* x, float* const* out) {
   if constexpr (ROWS > 1)
     if (of.rows < ROWS) return adapt_some<ROWS - 1>(of, k, x, out);
-  adapt<ROWS>(of, k, x, out);
+  switch (of.precision()) {
+    case F32: return adapt<ROWS, float>(of, k, x, out);
+    case BF16: return adapt<ROWS, Bf16>(of, k, x, out);
+    case F16_VALUES: return adapt<ROWS, Half>(of, k, x, out);
+    default: std::abort();  // a slot that has a rank has a precision
+  }
 }
 
 // What of a batch is adapted: every matrix that a row's slot has, in order of the slots.
@@ -428,7 +470,7 @@ std::vector<Adaptation> adaptations(int n, const int32_t* slots, const int32_t* 
       if (slot < p->first || slot >= p->first + p->slots) continue;
       const float* weights = p->data + int64_t(slot - p->first) * p->slot_floats;
       for (int m = 0; m < matrices; m++)
-        if (weights[p->matrices[m].rank] > 0) found.push_back({weights, p->matrices + m, from, until - from});
+        if (weights[p->matrices[m].rank] > 0) found.push_back({weights, weights + p->values, p->matrices + m, from, until - from});
     }
   }
   return found;
@@ -466,12 +508,12 @@ void project(const float* packed, int d, int k, const float* x, int n, float* y,
       if (blocks > 1) {
         // After the task's last panel probably comes the first one of the task that no other thread takes.
         const int next = panel + 1 < until ? panel + 1 : (task + pool->threads()) * together;
-        if (next < panels) soon.add(packed + next * size, size);
+        if (next < panels) soon.add(packed + next * size, size * sizeof(float));
         for (int i = share(panel); i < share(panel + 1); i++) {
           const Adaptation& of = adapted[i];
           if (i > share(panel) && of.slot == adapted[i - 1].slot && of.matrix == adapted[i - 1].matrix) continue;
-          soon.add(of.slot + of.matrix->a, int64_t(of.rank()) * k);
-          soon.add(of.slot + of.matrix->b, int64_t(of.rank()) * of.matrix->d);
+          soon.add(of.where(of.matrix->a), of.rank() * of.bytes() * k);
+          soon.add(of.where(of.matrix->b), of.rank() * of.bytes() * of.matrix->d);
         }
       }
       soon.spread(int64_t(blocks) * k * (PANEL / LANES / GEMM_WIDE));

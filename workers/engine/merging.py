@@ -116,7 +116,7 @@ def _with(image: SlotImage, layer: int, matrix: str, weight: Tensor, alive: Call
     rank = _rank(image, layer, matrix)
     if not rank:
         return weight
-    a, b = torch.tensor(image.a(matrix)[layer, :rank]), torch.tensor(image.b(matrix)[layer, :, :rank])
+    a, b = torch.tensor(image.a(layer, matrix)[:rank]), torch.tensor(image.b(layer, matrix)[:, :rank])
     return folded(weight, a, b, float(image.scale()[MATRICES.index(matrix), layer]), alive)
 
 

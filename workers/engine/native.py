@@ -32,6 +32,7 @@ class _SlotPool(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("slot_floats", ctypes.c_int64),
+        ("values", ctypes.c_int64),
         ("matrices", ctypes.c_void_p),
         ("first", ctypes.c_int32),
         ("slots", ctypes.c_int32),
@@ -170,7 +171,8 @@ def _pools(stacks: SlotStacks, adapted: Sequence[Sequence[Adapted]]) -> _Pools:
     for pool, matrices in zip(stacks.pools, adapted, strict=True):
         table = (_Adapted * len(matrices))(*(_Adapted(m.a, m.b, m.scale, m.rank, m.d, m.y) for m in matrices))
         tables.append(table)
-        pools.append(_SlotPool(pool.data.data_ptr(), pool.floats, ctypes.addressof(table), pool.first, pool.slots))
+        lies = (pool.data.data_ptr(), pool.floats, pool.values)
+        pools.append(_SlotPool(*lies, ctypes.addressof(table), pool.first, pool.slots))
     return _Pools((_SlotPool * len(pools))(*pools), len(adapted[0]) if adapted else 0, (*tables, adapted))
 
 

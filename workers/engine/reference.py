@@ -51,10 +51,9 @@ class ReferenceOperations:
             for row, slot in enumerate(batch.slots.tolist()):
                 if not pool.holds(slot):
                     continue
-                at = slot - pool.first
-                for of in matrices:
-                    low = pool.a(of)[at] @ x[row]
-                    y[row, of.y : of.y + of.d] += pool.scale(of)[at] * (pool.b(of)[at] @ low)
+                for of in (of for of in matrices if pool.used(slot, of)):
+                    low = pool.a(slot, of).float() @ x[row]
+                    y[row, of.y : of.y + of.d] += pool.scale(slot, of) * (pool.b(slot, of).float() @ low)
         return y
 
     def rope_store(self, qkv: Tensor, heads: Heads, rope: Rope, batch: Batch, cache: KvCache) -> None:

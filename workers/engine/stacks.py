@@ -1,9 +1,9 @@
 """The persistent slot stacks: every adapter in a slot, as one tensor [slots, floats] per rank pool, never rebuilt.
 
-A pool's slots all have one rank and hold adapters up to it. A row of a stack is the payload of a slot image
-(workers/slot_image.py), so that A [S, r, k], B [S, r, d] (rank-major), scale [S] and rank [S] of each (layer, matrix)
-are strided views, and filling a slot is one copy. Slots are numbered through over all pools; slot 0 has none and costs
-none.
+A pool's slots all have one rank and hold adapters up to it. A row of a stack has room for a payload of a slot image
+(workers/slot_image.py) in float32 and begins with whatever payload it holds, its precision first: filling a slot is one
+copy, and slots that lie side by side may hold values of different precisions. What is read of a slot is found from its
+own precision alone. Slots are numbered through over all pools; slot 0 has none and costs none.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,18 @@ from torch import Tensor
 
 from streams.adapters.shape import MATRICES, ModelShape
 from workers.engine import pages
-from workers.slot_image import ImageError, Layout, SlotImage, layout
+from workers.slot_image import ImageError, Layout, Precision, SlotImage, layout
 
 _ALIGN_FLOATS = 16
+_DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16, Precision.F16: torch.float16}
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """One matrix of one layer: offsets in a slot's floats, sizes, and `y`, where its outputs start in a row of y."""
+    """One matrix of one layer: where A and B lie in a slot's values, scale and rank in its floats, and its sizes.
+
+    `y`: where its outputs start in a row of y.
+    """
 
     a: int
     b: int
@@ -39,6 +43,7 @@ class SlotPool:
         self.rank, self.first, self.slots = rank, first, slots
         self._layout: Layout = layout(shape, rank)
         self.floats = -(-self._layout.floats // _ALIGN_FLOATS) * _ALIGN_FLOATS
+        self.values = self._layout.values  # where a slot's values begin, in floats
         self.data: Tensor = pages.zeros(slots, self.floats, device=device)
 
     def holds(self, slot: int) -> bool:
@@ -56,30 +61,36 @@ class SlotPool:
 
     def fill(self, slot: int, image: SlotImage) -> int:
         """Overwrites the whole of a slot with the image; the bytes copied."""
-        row = self.data[slot - self.first]
+        size = len(image.payload)
+        row = self.data[slot - self.first].view(torch.uint8)[:size]
         if row.is_cpu:
-            row.numpy()[: self._layout.floats] = image.payload
+            row.numpy()[:] = image.payload
         else:  # the copy in between can go once images are mapped into pinned memory
-            row[: self._layout.floats].copy_(torch.tensor(image.payload))
-        return self._layout.floats * row.element_size()
+            row.copy_(torch.tensor(image.payload))
+        return size
 
     def clear(self, slot: int) -> None:
         self.data[slot - self.first].zero_()
 
-    def a(self, of: Adapted) -> Tensor:
-        """A [S, r, k]."""
-        return self._view(of.a, self.rank, of.k)
+    def a(self, slot: int, of: Adapted) -> Tensor:
+        """A [r, k] of one slot, in its precision."""
+        return self._view(slot, of.a, of.k)
 
-    def b(self, of: Adapted) -> Tensor:
-        """B [S, d, r]."""
-        return self._view(of.b, self.rank, of.d).transpose(1, 2)
+    def b(self, slot: int, of: Adapted) -> Tensor:
+        """B [d, r] of one slot, in its precision."""
+        return self._view(slot, of.b, of.d).T
 
-    def scale(self, of: Adapted) -> Tensor:
-        """scale [S]."""
-        return self.data[:, of.scale]
+    def scale(self, slot: int, of: Adapted) -> Tensor:
+        return self.data[slot - self.first, of.scale]
 
-    def _view(self, at: int, rows: int, columns: int) -> Tensor:
-        return self.data[:, at : at + rows * columns].view(-1, rows, columns)
+    def used(self, slot: int, of: Adapted) -> bool:
+        """Whether the slot has something for this matrix; without it, it may not even have a precision."""
+        return bool(self.data[slot - self.first, of.rank] > 0)
+
+    def _view(self, slot: int, at: int, columns: int) -> Tensor:
+        row = self.data[slot - self.first]
+        values = row[self.values :].view(_DTYPES[Precision(int(row[0]))])
+        return values[at : at + self.rank * columns].view(self.rank, columns)
 
 
 class SlotStacks:

@@ -8,12 +8,26 @@ Rows that share loads (one slot's, one sequence's) are found by the programs the
 sorted order, and it works only if its row is the first of a run within an aligned tile; it takes the whole run. Nobody
 counts or lists segments, on the host or on the device.
 
-Adapter table, int64 [matrices, 6]: where A, B (rank-major), scale and rank lie in a slot's floats, d, and where the
-outputs start in a row of y.
+Adapter table, int64 [matrices, 6]: where A, B (rank-major) lie in a slot's values, scale and rank in its floats, d, and
+where the outputs start in a row of y. A slot's first float is the precision of its values (slot_image.py's Precision),
+which begin `values` floats behind it; `data`, `bf16` and `f16` are the same memory.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def wide(data, bf16, f16, start, precision, at, mask):
+    """A slot's values `at`, `start` floats into the pool, as the float32 that each of them is exactly."""
+    found = tl.zeros(mask.shape, tl.float32)
+    if precision == 1:
+        found = tl.load(data + start + at, mask=mask, other=0.0)
+    elif precision == 2:
+        found = tl.load(bf16 + 2 * start + at, mask=mask, other=0.0).to(tl.float32)
+    elif precision == 3:
+        found = tl.load(f16 + 2 * start + at, mask=mask, other=0.0).to(tl.float32)
+    return found
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -21,6 +35,8 @@ def shrink(
     x,
     low,
     data,
+    bf16,
+    f16,
     table,
     slots,
     by_slot,
@@ -29,6 +45,7 @@ def shrink(
     first,
     count,
     floats,
+    values,
     R: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -47,7 +64,7 @@ def shrink(
             mine = order < tl.minimum(n, (at // ROWS + 1) * ROWS)
             rows = tl.load(by_slot + order, mask=mine, other=0).to(tl.int64)
             mine = mine & (tl.load(slots + rows, mask=mine, other=-1) == slot)
-            a = held + tl.load(entry)
+            start_of, precision = (slot - first).to(tl.int64) * floats + values, tl.load(held).to(tl.int32)
             ranks = tl.arange(0, R)
             own = ranks < rank
             total = tl.zeros((ROWS, R), tl.float32)
@@ -57,9 +74,8 @@ def shrink(
                 left = tl.load(
                     x + rows[:, None] * k + columns[None, :], mask=mine[:, None] & inside[None, :], other=0.0
                 )
-                right = tl.load(
-                    a + ranks[None, :] * k + columns[:, None], mask=own[None, :] & inside[:, None], other=0.0
-                )
+                at_a = tl.load(entry) + ranks[None, :] * k + columns[:, None]
+                right = wide(data, bf16, f16, start_of, precision, at_a, own[None, :] & inside[:, None])
                 total = tl.dot(left, right, total, input_precision="ieee")
             out = low + ((split * n + rows[:, None]) * matrices + matrix) * R + ranks[None, :]
             tl.store(out, total, mask=mine[:, None] & own[None, :])
@@ -70,6 +86,8 @@ def expand(
     low,
     y,
     data,
+    bf16,
+    f16,
     table,
     slots,
     by_slot,
@@ -79,6 +97,7 @@ def expand(
     first,
     count,
     floats,
+    values,
     R: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -97,7 +116,7 @@ def expand(
             mine = order < tl.minimum(n, (at // ROWS + 1) * ROWS)
             rows = tl.load(by_slot + order, mask=mine, other=0).to(tl.int64)
             mine = mine & (tl.load(slots + rows, mask=mine, other=-1) == slot)
-            b = held + tl.load(entry + 1)
+            start_of, precision = (slot - first).to(tl.int64) * floats + values, tl.load(held).to(tl.int32)
             scale = tl.load(held + tl.load(entry + 2))
             ranks = tl.arange(0, R)
             own = ranks < rank
@@ -107,7 +126,8 @@ def expand(
             for split in range(splits):
                 at_low = low + ((split * n + rows[:, None]) * matrices + matrix) * R + ranks[None, :]
                 left += tl.load(at_low, mask=mine[:, None] & own[None, :], other=0.0)
-            right = tl.load(b + ranks[:, None] * d + columns[None, :], mask=own[:, None] & inside[None, :], other=0.0)
+            at_b = tl.load(entry + 1) + ranks[:, None] * d + columns[None, :]
+            right = wide(data, bf16, f16, start_of, precision, at_b, own[:, None] & inside[None, :])
             added = tl.dot(left, right, input_precision="ieee") * scale
             out = y + rows[:, None] * width + tl.load(entry + 5) + columns[None, :]
             written = mine[:, None] & inside[None, :]

@@ -37,6 +37,7 @@ class _Pool:
     """What the kernels are told of one projection's matrices in one pool."""
 
     pool: SlotPool
+    memory: tuple[Tensor, Tensor, Tensor]  # the slots as float32, bfloat16 and float16
     table: Tensor
     widest: int
     lanes: int  # the rank, as wide as a product wants it
@@ -92,8 +93,8 @@ class TritonOperations:
         for at in known[id(adapted)][1]:
             matrices, pool = len(at.table), at.pool
             low = torch.empty(splits, n, matrices, at.lanes, device=self.device)
-            told = (pool.data, at.table, batch.slots, batch.by_slot, n)
-            held = (pool.first, pool.slots, pool.floats, at.lanes, RUN)
+            told = (*at.memory, at.table, batch.slots, batch.by_slot, n)
+            held = (pool.first, pool.slots, pool.floats, pool.values, at.lanes, RUN)
             triton_kernels.shrink[n, splits, matrices](x, low, *told, k, *held, SHRINK_COLUMNS, SHRINK_SPLIT)
             triton_kernels.expand[n, triton.cdiv(at.widest, EXPAND_COLUMNS), matrices](
                 low, y, *told, weight.d, splits, *held, EXPAND_COLUMNS
@@ -220,6 +221,7 @@ def _pools(stacks: SlotStacks, adapted: Sequence[Sequence[Adapted]]) -> list[_Po
     return [
         _Pool(
             pool,
+            (pool.data, pool.data.view(torch.bfloat16), pool.data.view(torch.float16)),
             torch.from_numpy(np.array([(of.a, of.b, of.scale, of.rank, of.d, of.y) for of in matrices], np.int64)).to(
                 pool.data.device
             ),

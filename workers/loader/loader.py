@@ -23,14 +23,14 @@ import msgspec
 from schemas.adapters import AdapterRecord
 from schemas.reasons import Tier
 from schemas.stats import CacheEvent
-from streams.adapters.canonical import canonical_rank, read_canonical
+from streams.adapters.canonical import canonical_form, read_canonical
 from streams.adapters.locations import InvalidLocation, parse_location
 from streams.adapters.shape import ModelShape
 from streams.adapters.store import Fetched, Store, StoreError, Unavailable
 from streams.adapters.tensors import BadFile
 from workers.loader.folders import Folders
 from workers.loader.shelf import NeverFits, Shelf
-from workers.slot_image import ImageError, image_bytes, slot_rank, write_image
+from workers.slot_image import ImageError, Precision, image_bytes, slot_rank, write_image
 
 log = logging.getLogger(__name__)
 
@@ -248,14 +248,15 @@ class Loader:
     async def _lay_out(self, record: AdapterRecord) -> int:
         """From the disk into an image in shared memory, pinned once and not yet settled: its bytes.
 
-        The image is for the smallest slots that hold the adapter. Raises BadFile, ImageError.
+        The image is for the smallest slots that hold the adapter, in the file's precision. Raises BadFile, ImageError.
         """
         content_id, base = record.content_id, self._base
         source, target = self._folders.disk(content_id), self._folders.ram(content_id)
 
-        def rank_for() -> int:
+        def form() -> tuple[int, Precision]:
             try:
-                return slot_rank(canonical_rank(source), base.slot_ranks)
+                rank, dtype = canonical_form(source)
+                return slot_rank(rank, base.slot_ranks), Precision[dtype]
             except OSError as error:
                 raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
 
@@ -265,12 +266,12 @@ class Loader:
                 delta = read_canonical(source, content_id, base.hash, base.shape)
             except OSError as error:
                 raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
-            write_image(target, base.shape, rank, content_id, delta)
+            write_image(target, base.shape, rank, content_id, delta, precision)
 
         self.disk.pin(content_id)
         try:
-            rank = await self._in_thread(self._files, rank_for)
-            size = image_bytes(base.shape, rank)
+            rank, precision = await self._in_thread(self._files, form)
+            size = image_bytes(base.shape, rank, precision)
             await self._reserve(self.ram, content_id, size)
             try:
                 await self._in_thread(self._files, lay_out)

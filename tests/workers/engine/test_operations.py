@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from streams.adapters.shape import ModelShape
-from tests.workers.engine.tiny import MAX_RANK, adapter
+from tests.workers.engine.tiny import MAX_RANK, adapter, rounded
 from workers.engine.compiled import NoCompiler, best_isa, library
 from workers.engine.native import NativeOperations
 from workers.engine.operations import Batch, Draws, Heads, KvCache, Operations, Rope
@@ -17,7 +17,7 @@ from workers.engine.reference import ReferenceOperations
 from workers.engine.sampler import draw, noise
 from workers.engine.stacks import SlotStacks
 from workers.engine.torch_runner import tokens_batch
-from workers.slot_image import open_image, write_image
+from workers.slot_image import Precision, open_image, write_image
 
 # Grouped-query shapes: heads per KV head from 1 to 7, head widths with and without whole 64s.
 HEADS = [Heads(6, 2, 16), Heads(4, 4, 32), Heads(9, 3, 64), Heads(14, 2, 80), Heads(5, 1, 128)]
@@ -137,8 +137,8 @@ def test_ranks_beyond_an_adapter_s_own_are_never_read(native: NativeOperations, 
     of = adapted[1][0]
     x, weight = normal(3, of.k), native.weight(normal(sum(m.d for m in adapted[1]), of.k))
     before = native.project(weight, x, stacks, adapted, rows_with([4, 4, 4]))
-    stacks.pools[1].a(of)[1, 5:] = torch.nan
-    stacks.pools[1].b(of)[1, :, 5:] = torch.nan
+    stacks.pools[1].a(4, of)[5:] = torch.nan
+    stacks.pools[1].b(4, of)[:, 5:] = torch.nan
     assert torch.equal(native.project(weight, x, stacks, adapted, rows_with([4, 4, 4])), before)
 
 
@@ -149,6 +149,55 @@ def test_many_rows_of_one_slot_have_the_bits_of_each_alone(native: NativeOperati
     for first in range(0, 70, 7):
         part = native.project(weight, x[first : first + 3].contiguous(), stacks, adapted, rows_with([3] * 3))
         assert torch.equal(part, whole[first : first + 3])
+
+
+def of_precisions(shape: ModelShape, folder: Path, *slots: tuple[Precision, Precision]) -> SlotStacks:
+    """Slots 1.. of rank 8: what the values are rounded to, and what they are stored as."""
+    stacks = SlotStacks(shape, {MAX_RANK: len(slots)})
+    for slot, (nearest, stored) in enumerate(slots, 1):
+        tensors = rounded(adapter(shape, slot), nearest)
+        write_image(folder / "image", shape, MAX_RANK, "0" * 64, tensors, stored)
+        stacks.fill(slot, open_image(folder / "image", "0" * 64, shape, MAX_RANK))
+    return stacks
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable", "torch"])
+@pytest.mark.parametrize("matrices", [("q", "k", "v"), ("down",)])
+def test_16_bits_that_keep_every_value_change_no_bit(
+    native: NativeOperations, shape: ModelShape, tmp_path: Path, isa: str, matrices: tuple[str, ...]
+) -> None:
+    """The same adapters in float32 slots and in narrow ones, of both kinds in one batch beside a float32 one."""
+    if isa == "avx512" and best_isa() != isa:
+        pytest.skip("this machine has no AVX-512")
+    f32, kinds = Precision.F32, (Precision.BF16, Precision.F16, Precision.F32)
+    full = of_precisions(shape, tmp_path, *((kind, f32) for kind in kinds))
+    narrow = of_precisions(shape, tmp_path, *((kind, kind) for kind in kinds))
+    assert narrow.pools[0].data[:, 0].tolist() == [2, 3, 1]
+    of = full.adapted(1, matrices)[0]
+    x, matrix = normal(14, of[0].k), normal(sum(m.d for m in of), of[0].k)
+    operations: Operations = ReferenceOperations() if isa == "torch" else NativeOperations(2, isa)
+    weight, rows = operations.weight(matrix), rows_with([1, 2, 3, 1, 1, 2, 0, 2, 2, 3, 2, 2, 1, 3])
+    expected, got = (operations.project(weight, x, each, each.adapted(1, matrices), rows) for each in (full, narrow))
+    assert torch.equal(got.view(torch.int32), expected.view(torch.int32))
+    assert not torch.equal(got, operations.linear(weight, x))
+    NativeOperations(2, best_isa())  # the pool is the process': back to the fixture's
+
+
+def test_a_slot_forgets_the_precision_of_the_one_before(
+    native: NativeOperations, shape: ModelShape, tmp_path: Path
+) -> None:
+    """Float32 over bfloat16 over float16 in one slot gives what a fresh slot gives."""
+    used = SlotStacks(shape, {MAX_RANK: 1})
+    x = normal(5, 96)
+    weight = native.weight(normal(160, 96))
+    for precision in (Precision.F32, Precision.F16, Precision.BF16, Precision.F32):
+        fresh = of_precisions(shape, tmp_path, (precision, precision))
+        used.fill(1, open_image(tmp_path / "image", "0" * 64, shape, MAX_RANK))
+        mine, theirs = (
+            native.project(weight, x, each, each.adapted(0, ("q", "k", "v")), rows_with([1] * 5))
+            for each in (used, fresh)
+        )
+        assert torch.equal(mine, theirs)
 
 
 def sampled(

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from streams.adapters.shape import ModelShape
-from tests.workers.engine.tiny import MAX_RANK, adapter
+from tests.workers.engine.tiny import MAX_RANK, adapter, rounded
 from workers.engine import triton_kernels, triton_operations
 from workers.engine.model import LlamaModel
 from workers.engine.operations import Batch, Draws, Heads, KvCache, Operations, Rope
@@ -27,7 +27,7 @@ from workers.engine.sampler import draw, noise, noises
 from workers.engine.stacks import SlotStacks
 from workers.engine.torch_runner import tokens_batch
 from workers.engine.triton_operations import TritonOperations
-from workers.slot_image import open_image, write_image
+from workers.slot_image import Precision, open_image, write_image
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
@@ -70,10 +70,12 @@ def test_every_kernel_compiles_for_a_gpu(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = getattr(triton_kernels, name)
     integers = {"slots", "by_slot", "positions", "tables_of", "tables"}
-    counts = {"n", "k", "d", "first", "count", "floats", "width", "splits", "inner"}
+    counts = {"n", "k", "d", "first", "count", "floats", "values", "width", "splits", "inner"}
     counts |= {"table_length", "heads", "kv_heads", "head_dim"}
-    types = {"table": "*i64", "eps": "fp32", "scale": "fp32"}
+    types = {"table": "*i64", "bf16": "*bf16", "f16": "*fp16", "eps": "fp32", "scale": "fp32"}
     types |= dict.fromkeys(integers, "*i32") | dict.fromkeys(counts, "i32") | dict.fromkeys(sizes, "constexpr")
+    if name not in ("shrink", "expand"):
+        types["values"] = "*fp32"  # attention's
     signature = {argument: types.get(argument, "*fp32") for argument in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=sizes)
     compiled = triton.compile(source, GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True})
@@ -245,9 +247,29 @@ def test_ranks_beyond_an_adapter_s_own_are_never_read(
     x, weight = normal(3, of.k), ops.weight(normal(sum(m.d for m in adapted[1]), of.k))
     batch = rows_with([4, 4, 4]).on(DEVICE)
     before = ops.project(weight, x, device, adapted, batch)
-    device.pools[1].a(of)[1, 5:] = torch.nan
-    device.pools[1].b(of)[1, :, 5:] = torch.nan
+    device.pools[1].a(4, of)[5:] = torch.nan
+    device.pools[1].b(4, of)[:, 5:] = torch.nan
     assert torch.equal(ops.project(weight, x, device, adapted, batch), before)
+
+
+@computes
+@pytest.mark.usefixtures("short_splits")
+def test_16_bits_that_keep_every_value_change_no_bit(ops: TritonOperations, shape: ModelShape, tmp_path: Path) -> None:
+    """The same adapters in float32 slots and in narrow ones, both kinds in one batch beside a float32 one."""
+    kinds = (Precision.BF16, Precision.F16, Precision.F32)
+    full, narrow = SlotStacks(shape, {MAX_RANK: 3}, DEVICE), SlotStacks(shape, {MAX_RANK: 3}, DEVICE)
+    for slot, kind in enumerate(kinds, 1):
+        tensors = rounded(adapter(shape, slot), kind)
+        for stacks, stored in ((full, Precision.F32), (narrow, kind)):
+            write_image(tmp_path / "image", shape, MAX_RANK, "0" * 64, tensors, stored)
+            stacks.fill(slot, open_image(tmp_path / "image", "0" * 64, shape, MAX_RANK))
+    assert narrow.pools[0].data[:, 0].tolist() == [2, 3, 1]
+    of = full.adapted(1, ("q", "k", "v"))[0]
+    x, weight = normal(7, of[0].k), ops.weight(normal(sum(m.d for m in of), of[0].k))
+    rows = rows_with([1, 2, 3, 1, 2, 0, 3]).on(DEVICE)
+    expected, got = (ops.project(weight, x, each, each.adapted(1, ("q", "k", "v")), rows) for each in (full, narrow))
+    assert torch.equal(got, expected)
+    assert not torch.equal(got, ops.linear(weight, x))
 
 
 def sampled(ops: TritonOperations, logits: Tensor, temperature: float, *cuts: float, seed: int = 5) -> list[int]:

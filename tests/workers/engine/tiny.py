@@ -17,7 +17,7 @@ from workers.engine.engine import Engine
 from workers.engine.runner import Fold, Runner
 from workers.engine.scheduler import Limits, Scheduler
 from workers.engine.slots import Slots
-from workers.slot_image import write_image
+from workers.slot_image import Precision, write_image
 
 MAX_RANK = 8
 KV_TOKENS = 4096
@@ -62,6 +62,18 @@ def adapter(shape: ModelShape, seed: int, rank: int = MAX_RANK, strength: float 
         for layer in range(shape.layers)
         for matrix, (k, d) in shape.matrices().items()
     }
+
+
+def rounded(tensors: Tensors, precision: Precision) -> Tensors:
+    """The nearest adapter that `precision` keeps, with values that only its smallest steps express."""
+    dtype = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16, Precision.F16: torch.float16}[precision]
+
+    def near(values: Floats) -> Floats:
+        values[0, :5] = (-0.0, 6e-8, 1e-5, -3e-5, 6e4)  # among them halves too small to be normal
+        found: Floats = torch.from_numpy(values).to(dtype).float().numpy()
+        return found
+
+    return {place: (near(a), near(b), scale) for place, (a, b, scale) in tensors.items()}
 
 
 def image(folder: Path, shape: ModelShape, name: str, tensors: Tensors, max_rank: int = MAX_RANK) -> LoadSlot:

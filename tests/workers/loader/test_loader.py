@@ -19,17 +19,17 @@ from schemas.adapters import AdapterRecord
 from schemas.reasons import AdapterStatus, Tier
 from schemas.stats import CacheEvent
 from streams.adapters.canonical import write_canonical
-from streams.adapters.delta import Pair
+from streams.adapters.delta import Array, Pair
 from streams.adapters.file_store import FileStore
 from streams.adapters.locations import Location, parse_location
 from streams.adapters.store import Fetched, S3Settings, Unavailable, open_store
 from tests.streams.adapters.files import BASE_HASH, TINY
 from workers.loader.folders import Folders
 from workers.loader.loader import Base, Loader, LoadFailed
-from workers.slot_image import image_bytes, open_image
+from workers.slot_image import Precision, image_bytes, open_image
 
 RANK = 8
-IMAGE = image_bytes(TINY, RANK)
+IMAGE = image_bytes(TINY, RANK, Precision.F32)
 
 
 class Gate(FileStore):
@@ -71,13 +71,15 @@ class Rig:
         self.events: list[CacheEvent] = []
         self._stack = AsyncExitStack()
 
-    def adapter(self, seed: int) -> AdapterRecord:
-        """Writes a canonical file into the store."""
+    def adapter(self, seed: int, dtype: type[np.floating] = np.float32) -> AdapterRecord:
+        """Writes a canonical file into the store, with values that `dtype` keeps."""
         values = np.random.default_rng(seed)
+
+        def draw(*size: int) -> Array:
+            return values.normal(size=size).astype(dtype).astype(np.float32)
+
         delta = {
-            (layer, matrix): Pair(
-                values.normal(size=(4, k)).astype(np.float32), values.normal(size=(d, 4)).astype(np.float32), 2.0
-            )
+            (layer, matrix): Pair(draw(4, k), draw(d, 4), 2.0)
             for layer in range(TINY.layers)
             for matrix, (k, d) in TINY.matrices().items()
         }
@@ -153,7 +155,15 @@ async def test_an_image_is_for_the_smallest_slots_that_hold_the_adapter(rig: Rig
     loader, record = await rig.loader(slot_ranks=(2, 4, RANK)), rig.adapter(0)
     async with loader.image(record) as path:
         assert open_image(path, record.content_id, TINY, 2, 4, RANK).rank == 4
-        assert path.stat().st_size == image_bytes(TINY, 4) == rig.events[-1].bytes
+        assert path.stat().st_size == image_bytes(TINY, 4, Precision.F32) == rig.events[-1].bytes
+
+
+async def test_an_adapter_of_16_bits_takes_half_the_memory(rig: Rig) -> None:
+    loader, record = await rig.loader(), rig.adapter(0, np.float16)
+    async with loader.image(record) as path:
+        assert open_image(path, record.content_id, TINY, RANK).precision is Precision.F16
+        size = image_bytes(TINY, RANK, Precision.F16)
+        assert path.stat().st_size == size == rig.events[-1].bytes == loader.ram.used_bytes < IMAGE * 0.6
 
 
 async def test_from_the_store_over_the_disk_into_memory(rig: Rig) -> None:

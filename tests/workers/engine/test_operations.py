@@ -183,6 +183,31 @@ def test_16_bits_that_keep_every_value_change_no_bit(
     NativeOperations(2, best_isa())  # the pool is the process': back to the fixture's
 
 
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable", "torch"])
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.F16])
+def test_every_kind_of_16_bit_value_is_the_float32_it_stands_for(
+    shape: ModelShape, tmp_path: Path, isa: str, precision: Precision
+) -> None:
+    """Of every exponent and sign, the smallest subnormal among them, each read alone: x has a single 1."""
+    if isa == "avx512" and best_isa() != isa:
+        pytest.skip("this machine has no AVX-512")
+    k, d = shape.matrices()["down"]
+    bits = torch.arange(k, dtype=torch.int32) * (65536 // k) + 1
+    dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float16
+    values = bits.to(torch.int16).view(dtype).float()
+    values[~values.isfinite()] = 1.0
+    assert ((values != 0) & (values.abs() < torch.finfo(dtype).tiny)).any()
+    tensors = {(1, "down"): (values[None].numpy(), np.ones((d, 1), np.float32), 1.0)}
+    write_image(tmp_path / "image", shape, MAX_RANK, "0" * 64, tensors, precision)
+    stacks = SlotStacks(shape, {MAX_RANK: 1})
+    stacks.fill(1, open_image(tmp_path / "image", "0" * 64, shape, MAX_RANK))
+    operations: Operations = ReferenceOperations() if isa == "torch" else NativeOperations(2, isa)
+    weight = operations.weight(torch.zeros(d, k))
+    got = operations.project(weight, torch.eye(k), stacks, stacks.adapted(1, ("down",)), rows_with([1] * k))
+    assert torch.equal(got, values[:, None].expand(k, d))
+    NativeOperations(2, best_isa())  # the pool is the process': back to the fixture's
+
+
 def test_a_slot_forgets_the_precision_of_the_one_before(
     native: NativeOperations, shape: ModelShape, tmp_path: Path
 ) -> None:

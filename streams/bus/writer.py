@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -50,7 +51,7 @@ class Written:
 class _Record:
     key: bytes | None
     value: bytes | None
-    deadline: float  # monotonic seconds; bounds its time in the queue
+    queued_at: float  # monotonic seconds
     future: asyncio.Future[Written]
 
 
@@ -78,13 +79,22 @@ class Writer:
     """`async with Writer(settings, "tokens") as writer`, or start() and stop(). Starts cleanly while Kafka is away.
 
     `delivery_s` bounds how long a record waits in the queue, and, from there, how long its batch is retried.
+    `may_write` is asked just before records leave the queue: while it says no they stay there, and can be failed.
     """
 
-    def __init__(self, settings: KafkaSettings, name: str, delivery_s: float = 60.0, max_queued: int = 20_000) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        name: str,
+        delivery_s: float = 60.0,
+        max_queued: int = 20_000,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.name = name
         self._settings = settings
         self._delivery_s = delivery_s
         self._max_queued = max_queued
+        self._may_write = may_write
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._queued = 0
         self._life: _Life | None = None
@@ -184,7 +194,7 @@ class Writer:
         name = self._settings.topic_name(topic)
         lane = self._lanes.setdefault((name, partition), _Lane(name, partition, topic.linger_ms / 1000))
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        record = _Record(key_bytes, data, time.monotonic() + self._delivery_s, future)
+        record = _Record(key_bytes, data, time.monotonic(), future)
         lane.queue.append(record)
         self._queued += 1
         if lane.task is None:
@@ -204,10 +214,9 @@ class Writer:
         try:
             while lane.queue:
                 try:
-                    if lane.linger_s and not self._closed:
-                        # To the next common tick: batches of all such lanes leave in one request.
-                        await asyncio.sleep(lane.linger_s - time.monotonic() % lane.linger_s)
-                    await self._deliver(lane)
+                    await self._linger(lane)
+                    if lane.queue:  # else it was withdrawn meanwhile
+                        await self._deliver(lane)
                 except BusUnavailable as error:
                     behind = f"{lane.topic}/{lane.partition}: not sent, since a record before it failed: {error}"
                     self._fail(lane, error, NotWritten(behind))
@@ -217,10 +226,25 @@ class Writer:
         finally:
             lane.task = None
 
+    async def _linger(self, lane: _Lane) -> None:
+        """Waits for the first common tick after the oldest record came: batches of all such lanes leave in one request.
+
+        What did not fit into the last batch has waited already.
+        """
+        if not lane.linger_s or self._closed:
+            return
+        queued_at = lane.queue[0].queued_at
+        left_s = queued_at - queued_at % lane.linger_s + lane.linger_s - time.monotonic()
+        if left_s > 0:
+            await asyncio.sleep(left_s)
+
     async def _deliver(self, lane: _Lane) -> None:
         """One batch. Raises NotWritten or MaybeWritten, which is the fate of `lane.handed`."""
         life = await self._ready(lane)
         if life is None:
+            return
+        if not self._may_write():
+            await asyncio.sleep(BACKOFF_S[0])
             return
         batch = life.producer.create_batch()
         self._hand_over(lane, batch)
@@ -254,7 +278,7 @@ class Writer:
 
     async def _ready(self, lane: _Lane) -> _Life | None:
         """A producer that knows the lane's partition; None to look at the queue again."""
-        limit_s = lane.queue[0].deadline - time.monotonic()
+        limit_s = lane.queue[0].queued_at + self._delivery_s - time.monotonic()
         where = f"{lane.topic}/{lane.partition}"
         if limit_s <= 0:
             raise NotWritten(f"{where}: Kafka took no record for {self._delivery_s:g} s")

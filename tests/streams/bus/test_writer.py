@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from streams.bus.admin import ensure_topics
 from streams.bus.errors import BusUnavailable, NotWritten
 from streams.bus.reader import Reader
 from streams.bus.settings import KafkaSettings
-from streams.bus.writer import Writer, Written
+from streams.bus.writer import MAX_BATCH_BYTES, Writer, Written
 from tests.streams.bus.samples import batch
 
 
@@ -132,3 +133,52 @@ async def test_a_topic_that_lingers_sends_at_its_ticks_and_in_order(settings: Ka
         assert time.monotonic() - began > 2 * linger_s
         last = writer.send_nowait(CACHE_EVENTS, event, key="1")
     assert (await last).offset == 10  # a writer that ends waits for no tick
+
+
+@pytest.mark.real
+async def test_a_record_that_is_withdrawn_while_it_lingers_is_no_fault(
+    settings: KafkaSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ensure_topics(settings)
+    event = CacheEvent(0, 1, 2, "acme/a@1", "c", "load", Tier.RAM, Tier.DISK, 1, 1.0)
+    async with Writer(settings, "test") as writer:
+        assert (await writer.send(CACHE_EVENTS, event, key="1")).offset == 0  # just after a tick
+        with pytest.raises(NotWritten):
+            await writer.send(CACHE_EVENTS, event, key="1", timeout_s=0.01)
+        await asyncio.sleep(2 * CACHE_EVENTS.linger_ms / 1000)
+        assert (await writer.send(CACHE_EVENTS, event, key="1")).offset == 1
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.real
+async def test_a_backlog_waits_for_one_tick_only(settings: KafkaSettings) -> None:
+    """Else a worker that ends after an outage would leave rows behind: each batch holds 256 KiB."""
+    await ensure_topics(settings)
+    event = CacheEvent(0, 1, 2, "acme/a@1", "c" * 2000, "load", Tier.RAM, Tier.DISK, 1, 1.0)
+    async with Writer(settings, "test") as writer:
+        await writer.send(CACHE_EVENTS, event, key="1")
+        began = time.monotonic()
+        await asyncio.gather(*[writer.send_nowait(CACHE_EVENTS, event, key="1") for _ in range(6000)])
+        batches = 6000 * 2000 / MAX_BATCH_BYTES
+        assert time.monotonic() - began < batches * CACHE_EVENTS.linger_ms / 1000 / 2
+
+
+@pytest.mark.real
+async def test_what_must_not_be_written_yet_stays_in_the_queue(settings: KafkaSettings) -> None:
+    await ensure_topics(settings)
+    allowed = True
+    writer = Writer(settings, "test", may_write=lambda: allowed)
+    await writer.start()
+    assert await writer.send(TOKENS, batch(0), partition=1) == Written(1, 0)
+    allowed = False
+    with pytest.raises(NotWritten):
+        await writer.send(TOKENS, batch(1), partition=1, timeout_s=0.3)
+    waits = writer.send_nowait(TOKENS, batch(2), partition=1)
+    await asyncio.sleep(0.3)
+    assert not waits.done()
+    allowed = True
+    assert await waits == Written(1, 1)
+    allowed = False
+    never = writer.send_nowait(TOKENS, batch(3), partition=1)
+    await writer.stop(flush_s=0.3)
+    assert isinstance(never.exception(), NotWritten)

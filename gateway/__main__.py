@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import NoReturn
 
 import uvloop
 
@@ -32,6 +31,7 @@ from gateway.internal_replicas import InternalReplicas
 from gateway.lease import Lease
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.pauses import Pauses
 from gateway.ports import listen
 from gateway.readiness import Readiness
 from gateway.registrar import Registrar
@@ -55,8 +55,6 @@ COLD_DELIVERY_S = 600.0  # what must not be lost waits this long for a broker th
 FLUSH_S = 5.0
 FAULT, BAD_SETTINGS = 1, 2
 STATUS: dict[type[Exception], int] = {ReplacedError: 4, PlaceTakenError: 5}
-LAG_TICK_S = 0.05
-PAUSED_S = 3.0  # shorter than the silence after which others may claim the place
 
 
 async def serve(settings: GatewaySettings, model: BaseModel) -> None:
@@ -85,7 +83,8 @@ class Gateway:
         self.settings, self.metrics = settings, Metrics()
         # Hot and cold never share a connection: a slow acknowledgement of one would hold up the other.
         self.hot = Writer(kafka, "gateway-hot")
-        self.cold = Writer(kafka, "gateway-cold", delivery_s=COLD_DELIVERY_S)
+        self.pauses = Pauses(self._still_mine, self.metrics.loop_lag.observe)
+        self.cold = Writer(kafka, "gateway-cold", delivery_s=COLD_DELIVERY_S, may_write=self.pauses.may_write)
         # What the tables say.
         self.keys, self.catalogue = Keys(), Catalogue(model.name, model.base_hash)
         plans: dict[str, OwnerPlan] = {}
@@ -139,7 +138,7 @@ class Gateway:
             "life": self._live(),
             "finished": self.finishes.run(),
             "registrar": self.registrar.run(),
-            "loop lag": self._measure_lag(),
+            "pauses": self.pauses.run(),
         }
 
     async def drain(self) -> None:
@@ -170,27 +169,11 @@ class Gateway:
             gc.freeze()  # what the start has left is for good: no collection need walk it
             print(f"ready gateway={claim.place} incarnation={claim.incarnation}", flush=True)
 
-    async def _measure_lag(self) -> NoReturn:
-        while True:
-            due = time.monotonic() + LAG_TICK_S
-            await asyncio.sleep(LAG_TICK_S)
-            lag_s = time.monotonic() - due
-            self.metrics.loop_lag.observe(max(0.0, lag_s))
-            if lag_s > PAUSED_S and self.switchboard.claimed:
-                log.warning("this process was paused for %.1f s", lag_s)
-                await self._still_here()
-
-    async def _still_here(self) -> None:
-        """After a pause: the place may be another's by now, and this one's requests closed. Raises ReplacedError."""
-        self.finishes.hold()
-        while True:
-            try:
-                await self.tables.barrier()
-                break
-            except BusUnavailable as error:
-                log.warning("not known yet whether this gateway still holds its place: %s", error)
-        self.tables.place.check()
-        self.finishes.release()
+    async def _still_mine(self) -> None:
+        """Whether this gateway holds its place, if it has ever had it. Raises ReplacedError, BusUnavailable."""
+        if self.switchboard.claimed:
+            await self.tables.barrier()
+            self.tables.place.check()
 
     async def _stop_writers(self) -> None:
         """Delivers what waits, unless somebody else holds the place: then not another word."""

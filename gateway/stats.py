@@ -3,7 +3,7 @@
 Owns the rows that the broker does not hold yet, up to MAX_ROWS: they wait through an outage. A row that was surely not
 written is written again; one of which nobody can tell is not, since a reader may count it already. A crash loses what
 waits, and the reconciler closes those requests as `gateway_lost`. So does it for a gateway that was replaced: one that
-was paused holds its rows until it knows that it was not.
+was paused lets no row leave its writer until it is known that it was not (pauses.py).
 """
 
 import asyncio
@@ -30,7 +30,6 @@ class Finishes:
         self._rows: deque[RequestFinished] = deque()
         self._on_the_way = 0
         self._moved = asyncio.Event()
-        self._held = False
         self.written = 0
         self.lost = 0  # no room, or nobody can tell
 
@@ -46,18 +45,10 @@ class Finishes:
         self._rows.append(row)
         self._moved.set()
 
-    def hold(self) -> None:
-        """From now on nothing leaves."""
-        self._held = True
-
-    def release(self) -> None:
-        self._held = False
-        self._moved.set()
-
     async def run(self) -> NoReturn:
         while True:
             self._moved.clear()
-            while self._rows and self._on_the_way < WINDOW and not self._held:
+            while self._rows and self._on_the_way < WINDOW:
                 row = self._rows.popleft()
                 try:
                     fate = self._writer.send_nowait(FINISHED, row, key=row.customer)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 
@@ -40,3 +41,36 @@ async def test_a_gateway_that_was_replaced_in_its_pause_reports_nothing(rig: Rig
         while not rows:  # that of the last chat, behind whatever the old one had said
             rows += [r.value for r in await reader.poll() if isinstance(r.value, RequestFinished)]
     assert [(row.output_tokens, row.gateway_incarnation) for row in rows] == [(9, rows[0].gateway_incarnation)]
+
+
+async def test_rows_that_waited_out_the_pause_in_a_queue_stay_there(rig: Rig, stack: Stack) -> None:
+    """The chats had ended when the pause came, and their rows waited for the next tick of their topic."""
+    ports = [(stack.ports.allot(f"queued-{n}"), stack.ports.allot(f"queued-{n}-internal")) for n in range(2)]
+    old = rig.gateway(*ports[0])
+    rig.ready(old.child, rig.worker(WORKER_STEP_MS="1"))
+    old.sees(1)
+    partitions = dict.fromkeys(range(rig.settings.partitions(FINISHED)), "end")
+    linger_s = FINISHED.linger_ms / 1000
+    async with Reader(rig.settings, {FINISHED: partitions}, "rows") as reader:  # type: ignore[dict-item]
+        chats = [asyncio.create_task(text_of(old, rig.model.name, f"{n}", 3)) for n in range(8)]
+        await asyncio.wait(chats, return_when=asyncio.FIRST_COMPLETED)
+        if time.monotonic() % linger_s > 0.7 * linger_s:  # processes share the clock: no tick is to be near
+            await asyncio.sleep(0.4 * linger_s)
+        os.kill(old.child.pid, signal.SIGSTOP)
+        rows: list[RequestFinished] = []
+        try:
+            new = rig.gateway(*ports[1])
+            await asyncio.to_thread(rig.ready, new.child)
+            for chat in chats:
+                chat.cancel()
+            await asyncio.gather(*chats, return_exceptions=True)
+            for _ in range(20):  # what had left before the pause
+                rows += [r.value for r in await reader.poll(0.1) if isinstance(r.value, RequestFinished)]
+        finally:
+            os.kill(old.child.pid, signal.SIGCONT)
+        await until(lambda: old.child.returncode() == 4, 20, "the old one's end")
+        told = len(rows)
+        assert await text_of(new, rig.model.name, "after", 9) == rig.answer("after", 9)
+        while len(rows) == told or rows[-1].output_tokens != 9:
+            rows += [r.value for r in await reader.poll() if isinstance(r.value, RequestFinished)]
+    assert [row.output_tokens for row in rows[told:]] == [9]

@@ -46,7 +46,7 @@ inline F16 rounded(F16 a) { return {_mm512_roundscale_ps(a.v, 0x08)}; }
 inline F16 power_of_two(F16 n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
 }
-constexpr int GEMM_ROWS = 12, GEMM_WIDE = 2, HEADS_AT_ONCE = 4, VECTORS_AT_ONCE = 4;
+constexpr int GEMM_ROWS = 12, GEMM_WIDE = 2, HEADS_AT_ONCE = 4, VECTORS_AT_ONCE = 4, CHAINS = 16, RANKS_AT_ONCE = 4;
 #elif defined(__AVX2__) && defined(__FMA__)
 struct F16 { __m256 lo, hi; };
 inline F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -64,7 +64,7 @@ inline __m256 power_of_two_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline F16 power_of_two(F16 n) { return {power_of_two_half(n.lo), power_of_two_half(n.hi)}; }
-constexpr int GEMM_ROWS = 6, GEMM_WIDE = 1, HEADS_AT_ONCE = 3, VECTORS_AT_ONCE = 2;
+constexpr int GEMM_ROWS = 6, GEMM_WIDE = 1, HEADS_AT_ONCE = 3, VECTORS_AT_ONCE = 2, CHAINS = 4, RANKS_AT_ONCE = 1;
 #else
 struct F16 { float v[LANES]; };
 #define EACH_LANE for (int l = 0; l < LANES; l++)
@@ -87,7 +87,7 @@ inline F16 power_of_two(F16 n) {
   }
   return r;
 }
-constexpr int GEMM_ROWS = 4, GEMM_WIDE = 1, HEADS_AT_ONCE = 2, VECTORS_AT_ONCE = 2;
+constexpr int GEMM_ROWS = 4, GEMM_WIDE = 1, HEADS_AT_ONCE = 2, VECTORS_AT_ONCE = 2, CHAINS = 4, RANKS_AT_ONCE = 1;
 #endif
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
@@ -97,8 +97,10 @@ struct Bf16 { uint16_t bits; };
 struct Half { uint16_t bits; };
 #if defined(__AVX512F__)
 inline F16 load(const Bf16* p) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+  // One shuffle in place of a widening and a shift: word i comes into the upper half of lane i.
+  const __m512i bits = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return {_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, _mm512_slli_epi32(lanes, 16), bits))};
 }
 inline F16 load(const Half* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -122,6 +124,9 @@ inline F16 load(const Value* p) { F16 r; EACH_LANE r.v[l] = widened(p[l]); retur
 
 // Memory that will be read soon, fetched into the second-level cache while something else is computed: a product whose
 // rows fit few registers' worth of work waits for its weights otherwise, first for the memory and then for itself.
+//
+// Evenly, a line every so many steps: lines that are asked for in bursts hold the buffers which the product's own loads
+// miss through.
 class Soon {
  public:
   void add(const void* from, int64_t bytes) {
@@ -133,37 +138,53 @@ class Soon {
 
   // Spreads what was added over `steps` calls of `step`.
   void spread(int64_t steps) {
-    rate_ = int((lines_ + steps - 1) / std::max<int64_t>(1, steps));
-    if (count_) at_ = spans_[0].from;
+    rest_.rate = per_step(lines_, steps);
+    if (count_) rest_.at = spans_[0].from;
+  }
+
+  // Besides, from now on: the memory at `from` (null: none) over the next `steps` calls.
+  void next(const void* from, int64_t bytes, int64_t steps) {
+    next_ = {static_cast<const char*>(from), from ? per_step(bytes / LINE, steps) : 0, 0};
   }
 
   inline void step() {
-    for (int i = 0; i < rate_; i++) {
-      __builtin_prefetch(at_, 0, 2);
-      at_ += LINE;
-      if (at_ >= spans_[span_].until) advance();
-    }
+    if (rest_.step() && rest_.at >= spans_[span_].until) advance();
+    next_.step();
   }
 
  private:
   static constexpr int SPANS = 64, LINE = 64;
+  static constexpr uint32_t ONE = 1 << 16;
   struct Span {
     const char *from, *until;
   };
+  struct Pace {
+    const char* at = nullptr;
+    uint32_t rate = 0, due = 0;  // in lines / ONE; at most a line a step
+
+    inline bool step() {
+      due += rate;
+      if (due < ONE) return false;
+      due -= ONE;
+      __builtin_prefetch(at, 0, 2);
+      at += LINE;
+      return true;
+    }
+  };
+
+  static uint32_t per_step(int64_t lines, int64_t steps) {
+    return uint32_t(std::min<int64_t>(ONE, (lines * ONE + steps - 1) / std::max<int64_t>(1, steps)));
+  }
 
   void advance() {
-    if (++span_ < count_) {
-      at_ = spans_[span_].from;
-    } else {
-      span_ = count_ - 1;
-      rate_ = 0;
-    }
+    if (++span_ < count_) rest_.at = spans_[span_].from;
+    else rest_ = {};
   }
 
   Span spans_[SPANS];
-  int count_ = 0, span_ = 0, rate_ = 0;
+  int count_ = 0, span_ = 0;
   int64_t lines_ = 0;
-  const char* at_ = nullptr;
+  Pace rest_, next_;
 };
 
 // One tree everywhere: lanes l and l + 8, then 4, 2 and 1 apart.
@@ -397,54 +418,75 @@ struct Adaptation {
   int64_t bytes() const { return precision() == F32 ? 4 : 2; }
 };
 
-// out = scale * B (A x) for ROWS rows. Each dot product has four partial sums (vectors i mod 4), each output adds its
-// rank-one terms in ascending order: the same for every ROWS.
+constexpr int power_below(int n) { return n < 2 ? 1 : 2 * power_below(n / 2); }
+
+// low[j][r] = scale * (A x[r])[j] for RANKS rows of A [.., k], which share every read of x. Each dot product has four
+// partial sums (vectors i mod 4), of which PARTS are computed at a time: the same for every ROWS, RANKS and PARTS.
+template <int ROWS, int RANKS, int PARTS, typename Value>
+void shrink(const Value* a, int k, const float* const* x, float scale, float (*low)[ROWS]) {
+  constexpr int ALL = 4;
+  F16 sums[ROWS][RANKS][ALL];
+  for (int from = 0; from < ALL; from += PARTS) {
+    F16 acc[PARTS][ROWS][RANKS];
+    for (int p = 0; p < PARTS; p++)
+      for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < RANKS; j++) acc[p][r][j] = all(0.0f);
+    const auto add = [&](int p, int i) {
+      F16 wide[RANKS];
+      for (int j = 0; j < RANKS; j++) wide[j] = load(a + int64_t(j) * k + i);
+      for (int r = 0; r < ROWS; r++) {
+        const F16 value = load(x[r] + i);
+        for (int j = 0; j < RANKS; j++) acc[p][r][j] = fma(wide[j], value, acc[p][r][j]);
+      }
+    };
+    int i = from * LANES;
+    for (; i + PARTS * LANES <= k; i += ALL * LANES)
+      for (int p = 0; p < PARTS; p++) add(p, i + p * LANES);
+    for (int p = 0; p < PARTS; p++)
+      if (i + p * LANES < k) add(p, i + p * LANES);
+    for (int p = 0; p < PARTS; p++)
+      for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < RANKS; j++) sums[r][j][from + p] = acc[p][r][j];
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int j = 0; j < RANKS; j++) {
+      const F16* parts = sums[r][j];
+      low[j][r] = scale * sum((parts[0] + parts[1]) + (parts[2] + parts[3]));
+    }
+}
+
+// WIDE vectors of out[r] from c on = B low[r]; each output adds its rank-one terms in ascending order.
+template <int ROWS, int WIDE, typename Value>
+void expand(const Value* b, int64_t d, int rank, const float (*low)[ROWS], float* const* out, int c) {
+  F16 acc[ROWS][WIDE];
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < WIDE; v++) acc[r][v] = all(0.0f);
+  for (int j = 0; j < rank; j++)
+    for (int v = 0; v < WIDE; v++) {
+      const F16 wide = load(b + j * d + c + v * LANES);
+      for (int r = 0; r < ROWS; r++) acc[r][v] = fma(all(low[j][r]), wide, acc[r][v]);
+    }
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < WIDE; v++) store(out[r] + c + v * LANES, acc[r][v]);
+}
+
+// out = scale * B (A x) for ROWS rows, as many chains at a time as registers hold.
 template <int ROWS, typename Value>
 void adapt(const Adaptation& of, int k, const float* const* x, float* const* out) {
-  constexpr int PARTS = 4, WIDE = 4;
+  constexpr int RANKS = RANKS_AT_ONCE, PARTS = std::min(4, power_below(CHAINS / ROWS / RANKS));
+  constexpr int WIDE = std::min(8, power_below(CHAINS / ROWS));
   const Adapted& m = *of.matrix;
   const int rank = of.rank();
+  const float scale = of.slot[m.scale];
   float low[MAX_RANK][ROWS];
   const Value* a = of.at<Value>(m.a);
-  const float scale = of.slot[m.scale];
-  for (int j = 0; j < rank; j++, a += k) {
-    F16 acc[ROWS][PARTS];
-    for (int r = 0; r < ROWS; r++)
-      for (int p = 0; p < PARTS; p++) acc[r][p] = all(0.0f);
-    int i = 0;
-    for (; i + PARTS * LANES <= k; i += PARTS * LANES)
-      for (int p = 0; p < PARTS; p++) {
-        const F16 wide = load(a + i + p * LANES);
-        prefetch(a + i + p * LANES + AHEAD);
-        for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i + p * LANES), acc[r][p]);
-      }
-    for (int p = 0; i < k; i += LANES, p++) {
-      const F16 wide = load(a + i);
-      for (int r = 0; r < ROWS; r++) acc[r][p] = fma(wide, load(x[r] + i), acc[r][p]);
-    }
-    for (int r = 0; r < ROWS; r++) low[j][r] = scale * sum((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]));
-  }
+  int j = 0;
+  for (; j + RANKS <= rank; j += RANKS) shrink<ROWS, RANKS, PARTS>(a + int64_t(j) * k, k, x, scale, low + j);
+  for (; j < rank; j++) shrink<ROWS, 1, PARTS>(a + int64_t(j) * k, k, x, scale, low + j);
   const Value* b = of.at<Value>(m.b);
   int c = 0;
-  for (; c + WIDE * LANES <= m.d; c += WIDE * LANES) {
-    F16 acc[ROWS][WIDE];
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < WIDE; v++) acc[r][v] = all(0.0f);
-    for (int j = 0; j < rank; j++)
-      for (int v = 0; v < WIDE; v++) {
-        const F16 wide = load(b + int64_t(j) * m.d + c + v * LANES);
-        prefetch(b + int64_t(j) * m.d + c + v * LANES + WIDE * LANES);
-        for (int r = 0; r < ROWS; r++) acc[r][v] = fma(all(low[j][r]), wide, acc[r][v]);
-      }
-    for (int r = 0; r < ROWS; r++)
-      for (int v = 0; v < WIDE; v++) store(out[r] + c + v * LANES, acc[r][v]);
-  }
-  for (; c < m.d; c += LANES)
-    for (int r = 0; r < ROWS; r++) {
-      F16 acc = all(0.0f);
-      for (int j = 0; j < rank; j++) acc = fma(all(low[j][r]), load(b + int64_t(j) * m.d + c), acc);
-      store(out[r] + c, acc);
-    }
+  for (; c + WIDE * LANES <= m.d; c += WIDE * LANES) expand<ROWS, WIDE>(b, m.d, rank, low, out, c);
+  for (; c < m.d; c += LANES) expand<ROWS, 1>(b, m.d, rank, low, out, c);
 }
 
 template <int ROWS>
@@ -493,30 +535,29 @@ void project(const float* packed, int d, int k, const float* x, int n, float* y,
       for (int r = 0; r < rows; r++) out[int64_t(i) * rows + r] = x[int64_t(from + r) * k + i];
   });
   const int panels = (d + PANEL - 1) / PANEL;
-  const int together = std::max(1, std::min(8, panels / 16));
+  const int together = std::max(1, std::min(2, panels / 16));
   const int tasks = (panels + together - 1) / together, count = int(adapted.size());
   const int64_t size = int64_t(k) * PANEL;
   const auto share = [=](int panel) { return int(int64_t(count) * panel / panels); };
   const auto pointers = [=](const Adaptation& of, float* base, float** out) {
     for (int r = 0; r < of.rows; r++) out[r] = base + int64_t(order[of.from + r]) * d + of.matrix->y;
   };
+  const int64_t steps = int64_t(blocks) * k * (PANEL / LANES / GEMM_WIDE);  // of one panel
   pool->run(tasks, [&](int task) {
     const int begin = task * together, until = std::min(panels, begin + together);
+    Soon soon;
+    for (int i = share(begin); blocks > 1 && i < share(until); i++) {
+      const Adaptation& of = adapted[i];
+      if (i > share(begin) && of.slot == adapted[i - 1].slot && of.matrix == adapted[i - 1].matrix) continue;
+      soon.add(of.where(of.matrix->a), of.rank() * of.bytes() * k);
+      soon.add(of.where(of.matrix->b), of.rank() * of.bytes() * of.matrix->d);
+    }
+    soon.spread((until - begin) * steps);
     for (int panel = begin; panel < until; panel++) {
       const float* w = packed + panel * size;
-      Soon soon;
-      if (blocks > 1) {
-        // After the task's last panel probably comes the first one of the task that no other thread takes.
-        const int next = panel + 1 < until ? panel + 1 : (task + pool->threads()) * together;
-        if (next < panels) soon.add(packed + next * size, size * sizeof(float));
-        for (int i = share(panel); i < share(panel + 1); i++) {
-          const Adaptation& of = adapted[i];
-          if (i > share(panel) && of.slot == adapted[i - 1].slot && of.matrix == adapted[i - 1].matrix) continue;
-          soon.add(of.where(of.matrix->a), of.rank() * of.bytes() * k);
-          soon.add(of.where(of.matrix->b), of.rank() * of.bytes() * of.matrix->d);
-        }
-      }
-      soon.spread(int64_t(blocks) * k * (PANEL / LANES / GEMM_WIDE));
+      // After the task's last panel probably comes the first one of the task that no other thread takes.
+      const int next = panel + 1 < until ? panel + 1 : (task + pool->threads()) * together;
+      soon.next(blocks > 1 && next < panels ? packed + next * size : nullptr, size * sizeof(float), steps);
       const int width = std::min(PANEL, d - panel * PANEL);
       for (int block = 0; block < blocks; block++) {
         const int from = first(block), rows = first(block + 1) - from;

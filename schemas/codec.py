@@ -31,5 +31,5 @@ def decode(topic: Topic, data: bytes) -> Any:
     """The record, typed as `topic.value`. Raises UndecodableRecord."""
     try:
         return _decoder(topic).decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UndecodableRecord(f"{topic.name}: {error}") from error

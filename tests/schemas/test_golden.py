@@ -110,6 +110,14 @@ def test_damaged_records_raise(topic: Topic, value: msgspec.Struct) -> None:
             decode(topic, pack(topic, held | {"type": "nothing-known", name: 1}))
 
 
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_a_record_that_is_nested_without_end_is_undecodable(topic: Topic) -> None:
+    """Whoever may write to a topic could else end all of its readers, and again at each of their starts."""
+    deep = b"\x81\xa1x" + b"\x91" * 100_000 if topic.wire == "msgpack" else b'{"x":' + b"[" * 100_000
+    with pytest.raises(UndecodableRecord, match=topic.name):
+        decode(topic, deep)
+
+
 @given(data=st.binary(max_size=64), topic=st.sampled_from(TOPICS))
 def test_noise_is_undecodable_or_typed(data: bytes, topic: Topic) -> None:
     try:

@@ -58,7 +58,7 @@ def _decoded(
 ) -> object:
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadFrame(str(error)) from error
 
 

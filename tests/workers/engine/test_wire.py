@@ -83,6 +83,25 @@ def test_a_frame_of_another_protocol_is_refused() -> None:
         worker.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(BadFrame, match="exceeds"):
             CommandStream(engine).hear(1.0)
+    worker, engine = socket.socketpair()
+    with worker, engine:
+        deep = b"\x82\xa4type\xa8shutdown\xa1x" + b"\x91" * 100_000
+        worker.sendall(len(deep).to_bytes(4, "little") + deep)
+        with pytest.raises(BadFrame, match="recursion"):
+            CommandStream(engine).hear(1.0)
+
+
+def test_commands_cut_at_any_byte_arrive_once_and_in_order() -> None:
+    commands: list[Command] = [start(1, list(range(300))), CancelSequence(1, FinishReason.DEADLINE), start(2, [1])]
+    data = b"".join(map(frame, commands))
+    for cut in range(len(data) + 1):
+        worker, engine = socket.socketpair()
+        with worker, engine:
+            stream = CommandStream(engine)
+            worker.sendall(data[:cut])
+            heard = stream.hear(0.0)
+            worker.sendall(data[cut:])
+            assert heard + stream.hear(0.0) == commands
 
 
 async def test_events_arrive_whole_and_the_end_is_seen() -> None:

@@ -6,7 +6,6 @@ stop when the worker dies. Events come in the engine's order, commands go in the
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import subprocess
@@ -92,7 +91,8 @@ class EngineClient:
     def send(self, command: Command) -> None:
         """Never waits. A command to an engine that is dying is lost with it."""
         assert self._writer is not None
-        self._writer.write(frame(command))
+        if not self._writer.is_closing():  # uvloop would raise, and end the worker before the crash has its name
+            self._writer.write(frame(command))
 
     async def events(self) -> AsyncIterator[Event]:
         """Everything the engine says after Ready. Raises EngineCrashedError at its end."""
@@ -126,8 +126,7 @@ class EngineClient:
     async def stop(self) -> None:
         """Asks it to end, then kills it; at most STOP_LIMIT_S and a little."""
         if self._writer is not None:
-            with contextlib.suppress(ConnectionError, RuntimeError):
-                self.send(Shutdown())
+            self.send(Shutdown())
         code = await self._exit_code(STOP_LIMIT_S) if self._writer is not None else None
         if code is None:
             self.kill()

@@ -98,7 +98,8 @@ class ApiError(Exception):
     def body(self) -> bytes:
         """The JSON body; also the payload of an error event in a stream."""
         shape = self.shape
-        detail = ErrorDetail(self.message, shape.type, self.param, shape.code)
+        param = None if self.param is None else _text(self.param)
+        detail = ErrorDetail(_text(self.message), shape.type, param, shape.code)
         return msgspec.json.encode(ErrorBody(detail, self.refusals))
 
     def headers(self) -> dict[str, str]:
@@ -107,3 +108,8 @@ class ApiError(Exception):
         if shape.retry_after_s is not None:
             return {"Retry-After": str(shape.retry_after_s)}
         return {"x-should-retry": "false"} if shape.status >= 500 or shape.status == 409 else {}
+
+
+def _text(told: str) -> str:
+    """As it can be encoded: a header's bytes that are no UTF-8 come as lone surrogates."""
+    return told.encode(errors="backslashreplace").decode()

@@ -36,6 +36,13 @@ def test_an_unknown_reason_is_ours() -> None:
     assert ApiError("never heard of", "x").status == 500
 
 
+def test_bytes_that_are_no_text_are_told_as_they_can_be() -> None:
+    """A header's bytes, as HTTP gives them to us."""
+    shown = b"\xff\xfe".decode(errors="surrogateescape")
+    body = json.loads(ApiError("invalid_request", f"it is {shown}", shown).body())
+    assert (body["error"]["message"], body["error"]["param"]) == ("it is \\udcff\\udcfe", "\\udcff\\udcfe")
+
+
 def test_refusals_are_told() -> None:
     body = json.loads(ApiError("refused", "x", "rank", [Refusal("rank", "too high")]).body())
     assert body["refusals"] == [{"field": "rank", "message": "too high"}]

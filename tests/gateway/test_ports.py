@@ -77,6 +77,13 @@ async def test_a_packed_body_is_refused_unread(port: int, packing: str) -> None:
     assert f"Content-Encoding is {packing}".encode() in answer
 
 
+async def test_a_packing_that_is_no_text_is_refused_too(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    answer = await said(port, post(b"1", "Content-Encoding: @", "Connection: close").replace(b"@", b"\xff\xfe"))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b'"type":"invalid_request_error"' in answer
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_body_as_it_is(port: int) -> None:
     assert (await said(port, post(b"12345", "Content-Encoding: identity", "Connection: close"))).endswith(b"\r\n\r\n5")
 

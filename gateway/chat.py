@@ -10,6 +10,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Awaitable
 
 import msgspec
 from aiohttp import web
@@ -193,12 +194,12 @@ class Answer:
                 response = web.StreamResponse(headers=sse.HEADERS | self._headers())
                 self._request[STREAMING] = True
                 await response.prepare(self._request)
-            if out and not await self._write(response, out):
+            if out and not await self._taken(response.write(out)):
                 return response
             if finish is not None:
                 if finish == "error":
                     response.force_close()
-                await response.write_eof()
+                await self._taken(response.write_eof())
                 return response
 
     def _finish(self, news: News) -> str | None:
@@ -218,11 +219,11 @@ class Answer:
             connection = self._request.transport.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
-    async def _write(self, response: web.StreamResponse, out: bytes) -> bool:
+    async def _taken(self, writing: Awaitable[None]) -> bool:
         """False: the client is gone, or does not read."""
         try:
             async with asyncio.timeout(WRITE_LIMIT_S):
-                await response.write(out)
+                await writing
         except TimeoutError:
             self._switchboard.cancel(self._line, Outcome.CANCELLED, "the client reads too slowly")
             if self._request.transport is not None:

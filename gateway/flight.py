@@ -51,6 +51,7 @@ class Flight:
     losses: int = 0  # attempts that were lost: at most MAX_REDRIVES are made good
     crashes: int = 0  # of these, with the engine's own word that it crashed
     refusals: int = 0  # attempts that a worker did not take
+    unheard: int = 0  # not among these: it took this gateway for dead
     avoid: set[int] = field(default_factory=set)
     resolved_anew: bool = False
 

@@ -24,6 +24,7 @@ from streams.presence.holders import Lost
 
 MAX_REDRIVES = 2
 MAX_REFUSALS = 8
+MAX_UNHEARD = 100  # refusals because this gateway is taken for dead: about one a tick, until its next beat is heard
 UNANSWERED_S = 1.0  # a Submit that its replica says it has read must be answered by then
 
 ENDINGS: dict[FinishReason, tuple[Outcome, str]] = {
@@ -188,8 +189,11 @@ class Flights:
 
     def _rejected(self, flight: Flight, event: Rejected, now: float) -> Iterator[Action]:
         reason, detail = event.reason, event.detail
-        flight.refusals += 1
-        patient = flight.refusals <= MAX_REFUSALS
+        if reason is RejectReason.GATEWAY_LOST:
+            flight.unheard += 1
+        else:
+            flight.refusals += 1
+        patient = flight.refusals <= MAX_REFUSALS and flight.unheard <= MAX_UNHEARD
         if reason is RejectReason.RETIRED and not flight.output.ids and not flight.resolved_anew:
             ask = self._resolver(flight.ask)
             if ask is not None and (ask.adapter != flight.ask.adapter or patient):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.flight import Action, Ask, Deliver, End, Flight, Phase, SendCancel, SendSubmit
-from gateway.flights import MAX_REDRIVES, MAX_REFUSALS, UNANSWERED_S, Flights
+from gateway.flights import MAX_REDRIVES, MAX_REFUSALS, MAX_UNHEARD, UNANSWERED_S, Flights
 from gateway.loadview import LoadView
 from gateway.router import NoRoute, Route
 from schemas.reasons import FinishReason, Outcome, RejectReason, Tier
@@ -440,7 +440,6 @@ def test_passing_refusals_are_tried_elsewhere_at_once(desk: Desk, reason: Reject
     [
         (RejectReason.DRAINING, Outcome.UNAVAILABLE),
         (RejectReason.STALE, Outcome.UNAVAILABLE),
-        (RejectReason.GATEWAY_LOST, Outcome.UNAVAILABLE),
         (RejectReason.OVERLOADED, Outcome.OVERLOADED),
         (RejectReason.UNKNOWN_ADAPTER, Outcome.FAILED),
     ],
@@ -454,6 +453,24 @@ def test_refused_by_all_it_waits_for_ticks_and_gives_up_at_last(
         assert desk.hear(submit, rejected(submit, reason)) == []  # not in a tight circle
         submit = only(desk.flights.tick(1.0 + now, 0.0), SendSubmit).submit
     assert only(desk.hear(submit, rejected(submit, reason)), End).outcome is outcome
+
+
+def test_taken_for_dead_it_waits_until_its_beat_is_heard(desk: Desk) -> None:
+    """After a pause of this process, and for as long as it takes to make sure of its place."""
+    submit = desk.open()
+    desk.hear(submit, tokens(submit, 0, 11))
+    actions, now = desk.hear(submit, finished(submit, 1, FinishReason.GATEWAY_LOST)), 1.0
+    for _ in range(MAX_UNHEARD):
+        actions = actions or desk.flights.tick(now := now + 0.1, 0.0)
+        submit = only(actions, SendSubmit).submit
+        actions = desk.hear(submit, rejected(submit, RejectReason.GATEWAY_LOST))
+    submit = only(desk.flights.tick(now, 0.0), SendSubmit).submit
+    assert submit.generated == [11]
+    assert desk.hear(submit, tokens(submit, 1, 12)) == [Deliver("r", [12])]
+    [again] = desk.flights.lost([Lost(submit.replica, submit.incarnation, "gone")], 9.0)[1:]
+    submit = only([again], SendSubmit).submit
+    end = only(desk.hear(submit, rejected(submit, RejectReason.GATEWAY_LOST)), End)
+    assert (end.outcome, end.finish) == (Outcome.UNAVAILABLE, "gateway_lost")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ class Gateway:
         self.settings, self.metrics = settings, Metrics()
         # Hot and cold never share a connection: a slow acknowledgement of one would hold up the other.
         self.hot = Writer(kafka, "gateway-hot")
-        self.pauses = Pauses(self._still_mine, self.metrics.loop_lag.observe)
+        self.pauses = Pauses(self._still_mine, lambda: self.tables.deaf_s, self.metrics.loop_lag.observe)
         self.cold = Writer(kafka, "gateway-cold", delivery_s=COLD_DELIVERY_S, may_write=self.pauses.may_write)
         # What the tables say.
         self.keys, self.catalogue = Keys(), Catalogue(model.name, model.base_hash)

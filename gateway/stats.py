@@ -3,7 +3,7 @@
 Owns the rows that the broker does not hold yet, up to MAX_ROWS: they wait through an outage. A row that was surely not
 written is written again; one of which nobody can tell is not, since a reader may count it already. A crash loses what
 waits, and the reconciler closes those requests as `gateway_lost`. So does it for a gateway that was replaced: one that
-was paused lets no row leave its writer until it is known that it was not (pauses.py).
+was paused or cut off lets no row leave its writer until it is known that it was not (pauses.py).
 """
 
 import asyncio

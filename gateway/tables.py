@@ -48,6 +48,7 @@ class Tables:
         self.peers = Peers()
         self.place = Place(GATEWAYS, place, self.age)
         self.clock = ListeningClock()
+        self.deaf_s = 0.0  # since Kafka last answered, as of the last tick
         self._lost, self._promised = lost, promised
         self._peers_moved = asyncio.Event()
         tables: list[Table[AdapterRecord] | Table[AliasRecord] | Table[Customer] | Table[OwnerPlan]] = [
@@ -103,7 +104,8 @@ class Tables:
 
     def tick(self, now: float) -> None:
         """A few times a second: who has fallen silent."""
-        heard = self.clock.tick(now, self.age(now))
+        self.deaf_s = self.age(now)
+        heard = self.clock.tick(now, self.deaf_s)
         self.peers.tick(heard)
         self._peers_moved.set()
         if lost := self.fleet.holders.tick(heard):

@@ -1,4 +1,4 @@
-"""A process that was paused writes nothing until it is sure of its place."""
+"""A process that was paused or cut off writes nothing until it is sure of its place."""
 
 import asyncio
 import time
@@ -23,13 +23,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
+def hearing() -> float:
+    return 0.0
+
+
 async def test_it_is_silent_before_it_has_noticed_the_pause_itself(clock: Clock) -> None:
     sure, lates = asyncio.Event(), list[float]()
 
     async def still_mine() -> None:
         await sure.wait()
 
-    pauses = Pauses(still_mine, lates.append)
+    pauses = Pauses(still_mine, hearing, lates.append)
     assert pauses.may_write()
     task = asyncio.create_task(pauses.run())
     await asyncio.sleep(0.12)
@@ -51,7 +55,7 @@ async def test_who_was_replaced_never_writes_again(clock: Clock) -> None:
     async def still_mine() -> None:
         raise ReplacedError("somebody else")
 
-    pauses = Pauses(still_mine, lambda _: None)
+    pauses = Pauses(still_mine, hearing, lambda _: None)
     task = asyncio.create_task(pauses.run())
     await asyncio.sleep(0.02)
     clock.paused_s = PAUSED_S + 1
@@ -72,11 +76,33 @@ async def test_it_asks_again_when_nobody_answers_or_the_answer_is_old(clock: Clo
         if asked == 2:
             clock.paused_s += PAUSED_S + 1  # a second pause, after the broker had answered
 
-    pauses = Pauses(still_mine, lambda _: None)
+    pauses = Pauses(still_mine, hearing, lambda _: None)
     task = asyncio.create_task(pauses.run())
     await asyncio.sleep(0.02)
     clock.paused_s = PAUSED_S + 1
     await asyncio.sleep(0.15)
     assert (asked, pauses.may_write()) == (3, True)
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_who_was_cut_off_asks_as_soon_as_it_can_be_answered() -> None:
+    deaf_s, asked, answer = PAUSED_S + 1, 0, asyncio.Event()
+
+    async def still_mine() -> None:
+        nonlocal asked
+        asked += 1
+        await answer.wait()
+
+    pauses = Pauses(still_mine, lambda: deaf_s, lambda _: None)
+    task = asyncio.create_task(pauses.run())
+    await asyncio.sleep(0.2)
+    assert (asked, pauses.may_write()) == (0, False)
+    deaf_s = 0.1
+    await asyncio.sleep(0.1)
+    assert (asked, pauses.may_write()) == (1, False)
+    answer.set()
+    await asyncio.sleep(0.1)
+    assert (asked, pauses.may_write()) == (1, True)
     task.cancel()
     await asyncio.wait({task})

@@ -141,6 +141,12 @@ class Chat:
         return self._model.vocabulary.encode_within(self._model.template.render(chat.messages), self._model.context)
 
 
+class Stream(web.StreamResponse):
+    """Its headers wait for the first frames, which follow at once: a packet for both, not one for each."""
+
+    _send_headers_immediately = False
+
+
 class Answer:
     """One request's answer. Whatever ends it early, the switchboard cancels what still runs."""
 
@@ -191,15 +197,13 @@ class Answer:
                         out += frames.content(self._text.flush()) + frames.last(finish, self._usage())
             if response is None:
                 self._bound_socket()
-                response = web.StreamResponse(headers=sse.HEADERS | self._headers())
+                response = Stream(headers=sse.HEADERS | self._headers())
                 self._request[STREAMING] = True
                 await response.prepare(self._request)
-            if out and not await self._taken(response.write(out)):
-                return response
-            if finish is not None:
-                if finish == "error":
-                    response.force_close()
-                await self._taken(response.write_eof())
+            if finish == "error":
+                response.force_close()
+            taken = await self._taken(response.write(out) if finish is None else response.write_eof(out))
+            if finish is not None or not taken:
                 return response
 
     def _finish(self, news: News) -> str | None:

@@ -33,6 +33,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
+        self._template.globals = dict(self._template.globals)  # each rendering copies it: from a chain of maps, slowly
         self._special = dict(special)
 
     @classmethod

@@ -7,9 +7,11 @@ Adding or removing one of n replicas moves about 1/n of the placements, and only
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 
 
+@lru_cache(1 << 16)
 def score(adapter: str, replica: int, weight: float = 1.0) -> float:
     """The replica's claim on the adapter; the same in every process and on every machine."""
     digest = blake2b(f"{adapter}\0{replica}".encode(), digest_size=8).digest()

@@ -1,8 +1,9 @@
 """The cold records: `finished` and `cache-events`, for ClickHouse.
 
-Owns what is not acknowledged yet. A record that was surely not written (a long outage) is written again, behind later
-ones: rows carry their own time. One of unknown fate is not, for a row twice is worse than a row less; it is counted.
-A crash loses what was not acknowledged.
+Owns what is not acknowledged yet. Rows of attempts wait LATER_S: the numbers can wait, the tokens of the same step
+cannot, and those take some turns of the loop to reach the socket. A record that was surely not written (a long outage)
+is written again, behind later ones: rows carry their own time. One of unknown fate is not, for a row twice is worse
+than a row less; it is counted. A crash loses what was not acknowledged.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from streams.bus.writer import Writer, Written
 
 log = logging.getLogger(__name__)
 
+LATER_S = 0.02
 RETRY_S = 1.0
 MOST_WAITING = 20_000
 _JSON = msgspec.json.Encoder()
@@ -29,14 +31,15 @@ class Ledger:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
+        self._ended: list[AttemptFinished] = []
         self._waiting = 0
         self.lost = 0
 
     def attempt(self, row: AttemptFinished) -> None:
-        """Stamps and writes the row, and logs it: one line per attempt, with all that tells whose it was and where."""
-        row = msgspec.structs.replace(row, at_unix_ms=_unix_ms())
-        log.info("attempt %s", _JSON.encode(row).decode())
-        self._write(FINISHED, row.customer, row)
+        """Stamps the row; a little later writes and logs it: one line per attempt, with whose it was and where."""
+        if not self._ended:
+            asyncio.get_running_loop().call_later(LATER_S, self._write_ended)
+        self._ended.append(msgspec.structs.replace(row, at_unix_ms=_unix_ms()))
 
     def cache(self, event: CacheEvent) -> None:
         """Stamps and writes the event."""
@@ -47,11 +50,17 @@ class Ledger:
     async def drained(self, limit_s: float) -> bool:
         """Waits until everything is acknowledged; whether that is so."""
         end = time.monotonic() + limit_s
-        while self._waiting:
+        while self._ended or self._waiting:
             if time.monotonic() > end:
                 return False
             await asyncio.sleep(0.01)
         return True
+
+    def _write_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for row in ended:
+            log.info("attempt %s", _JSON.encode(row).decode())
+            self._write(FINISHED, row.customer, row)
 
     def _write(self, topic: Topic, key: str, value: msgspec.Struct) -> None:
         if self._waiting >= MOST_WAITING:

@@ -35,9 +35,8 @@ async def follow(
                     publisher.add(say)
                 for row in ended:
                     inbox.finished(row.request_id, row.attempt)
-                publisher.flush()
-                for row in ended:  # after the flush: the numbers can wait, the tokens cannot
                     ledger.attempt(row)
+                publisher.flush()
             case Ready():
                 raise RuntimeError("the engine said Ready twice")
             case Merged() | Unmerged() | MergeFailed():

@@ -65,6 +65,7 @@ class _Lane:
     queue: deque[_Record] = field(default_factory=deque)
     handed: list[_Record] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
+    known_to: "_Life | None" = None  # the last one whose producer knew the partition
 
 
 @dataclass(eq=False)
@@ -282,6 +283,8 @@ class Writer:
         where = f"{lane.topic}/{lane.partition}"
         if limit_s <= 0:
             raise NotWritten(f"{where}: Kafka took no record for {self._delivery_s:g} s")
+        if self._life is not None and lane.known_to is self._life:
+            return self._life
         try:
             async with asyncio.timeout(min(limit_s, 1.0)):
                 await self._connected.wait()
@@ -294,7 +297,10 @@ class Writer:
             return None
         if lane.partition not in partitions:
             raise NotWritten(f"{where}: the topic has {len(partitions)} partitions only")
-        return None if life.broken.done() else life
+        if life.broken.done():
+            return None
+        lane.known_to = life
+        return life
 
     def _hand_over(self, lane: _Lane, batch: BatchBuilder) -> None:
         """Moves records from the queue into `batch`, as many as fit."""

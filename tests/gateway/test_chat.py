@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from gateway.limits import MAX_BODY_BYTES
-from tests.gateway.rig import ACME, GLOBEX, OPERATOR, PIPELINE, Door, Rig
+from tests.gateway.rig import ACME, GLOBEX, OPERATOR, PIPELINE, Door, Rig, body
 
 pytestmark = pytest.mark.real
 
@@ -66,6 +66,18 @@ async def test_streams_at_once(door: Door, fleet: Rig) -> None:
     async with door.client() as client, asyncio.TaskGroup() as group:
         for number in range(10):
             group.create_task(one(client, f"question {number}"))
+
+
+async def test_what_is_known_at_once_is_sent_at_once(door: Door, fleet: Rig) -> None:
+    chat = body(fleet.model.name, "one token", 1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(door.url.rpartition(":")[2]))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ACME}\r\n"
+    for _ in range(5):
+        writer.write(f"{head}Content-Length: {len(chat)}\r\n\r\n".encode() + chat)
+        answer = await reader.read(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")  # headers, frames and end: one packet
+    writer.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -185,12 +185,7 @@ class TableReader:
     async def barrier(self, timeout_s: float = 5.0) -> None:
         """Waits until everything written before this call is applied. Raises BusUnavailable."""
         began = time.monotonic()
-        ends = {
-            (topic, partition): end
-            for topic in self._tables
-            for partition, end in (await self._reader.end_offsets(topic, timeout_s)).items()
-        }
-        await self._wait(ends, timeout_s - (time.monotonic() - began))
+        await self._wait(await self._end_offsets(timeout_s), timeout_s - (time.monotonic() - began))
 
     async def _wait(self, ends: dict[tuple[Topic, int], int], timeout_s: float) -> None:
         try:
@@ -224,14 +219,21 @@ class TableReader:
             await self._reader.stop()
 
     async def _see_ends(self) -> None:
-        for topic in self._tables:
-            while True:
-                try:
-                    ends = await self._reader.end_offsets(topic)
-                    break
-                except BusUnavailable:
-                    await asyncio.sleep(POLL_S)
-            self._ends |= {(topic, partition): end for partition, end in ends.items()}
+        while True:
+            try:
+                self._ends |= await self._end_offsets()
+                return
+            except BusUnavailable:
+                await asyncio.sleep(POLL_S)
+
+    async def _end_offsets(self, timeout_s: float = 5.0) -> dict[tuple[Topic, int], int]:
+        """Of every table, asked at once: they wait for the fetch on its way together, not for one each."""
+        ends = await asyncio.gather(*(self._reader.end_offsets(topic, timeout_s) for topic in self._tables))
+        return {
+            (topic, partition): end
+            for topic, partitions in zip(self._tables, ends, strict=True)
+            for partition, end in partitions.items()
+        }
 
     async def _replay(self, lost: OffsetLost) -> None:
         log.error("%s: %s: its rows are dropped and replayed", self.name, lost)

@@ -191,6 +191,7 @@ class EngineClient:
             "max-rank": s.max_rank,
             "slot-pools": s.slot_pools,
             "kv-tokens": s.kv_tokens,
+            "memory-bytes": s.memory_bytes,
             "step-ms": s.step_ms,
             "load-ms": s.load_ms,
         }

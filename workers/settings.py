@@ -21,7 +21,8 @@ class SettingsError(Exception):
 class WorkerSettings(msgspec.Struct, frozen=True):
     """`replica` is this worker's place. `take_over`: its starter saw the last holder die.
 
-    `slot_pools`: rank:slots,... instead of `slots` of the largest rank.
+    `slot_pools`: rank:slots,... instead of `slots` of the largest rank. `memory_bytes`: of the engine's device, for
+    base, KV cache, workspace and slots: fewer slots are made if they do not fit; 0 is unbounded.
     `kv_tokens`: positions in the engine's KV cache. `max_open`: attempts here at once, beyond which they are refused.
     `capacity_tokens`: tokens in flight beyond which gateways count it as overloaded. `store`: where canonical
     adapters lie. `data`: folder of the disk tier.
@@ -38,6 +39,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     slot_pools: str
     max_rank: int
     kv_tokens: int
+    memory_bytes: int
     max_open: int
     capacity_tokens: int
     store: str
@@ -89,6 +91,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             slot_pools=pools,
             max_rank=max_rank,
             kv_tokens=kv_tokens,
+            memory_bytes=_whole(env, "WORKER_MEMORY_BYTES", 0, 0),
             max_open=_whole(env, "WORKER_MAX_OPEN", 256, 1),
             capacity_tokens=_whole(env, "WORKER_CAPACITY_TOKENS", 2 * kv_tokens, 1),
             store=store,

@@ -79,6 +79,11 @@ class Layout(msgspec.Struct, frozen=True):
         """The size of a payload whose values are float32."""
         return self.values + self.count
 
+    @property
+    def slot_floats(self) -> int:
+        """The size of a slot, which such a payload fits."""
+        return -(-self.floats // _ALIGN_FLOATS) * _ALIGN_FLOATS
+
     def bytes(self, precision: Precision) -> int:
         """The size of a payload."""
         return self.values * _FLOAT_BYTES + self.count * precision.bytes

@@ -35,6 +35,7 @@ def test_settings_are_read_and_print_no_secret(env: dict[str, str]) -> None:
         ("WORKER_REPLICA", "64"),
         ("WORKER_ENGINE", "vllm"),
         ("WORKER_SLOTS", "0"),
+        ("WORKER_MEMORY_BYTES", "28.4e9"),
         ("WORKER_TAKE_OVER", "yes"),
         ("WORKER_STEP_MS", "nan"),
         ("LORAFLEET_MODEL", "/nowhere"),

@@ -11,6 +11,7 @@ from schemas.engine import Event
 from streams.adapters.base_model import base_hash
 from streams.adapters.shape import ModelShape
 from workers.engine.engine import Engine
+from workers.engine.memory import Budget, base_bytes, fitted, kv_bytes, workspace_bytes
 from workers.engine.process import connect, serve
 from workers.engine.runner import Runner
 from workers.engine.scheduler import Limits, Scheduler
@@ -18,17 +19,22 @@ from workers.engine.simulated import SimulatedRunner
 from workers.engine.slots import Slots
 from workers.slot_image import slot_pools
 
+VALUE_BYTES = 4  # of the base and the KV cache
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    pools = slot_pools(options.slots, options.max_rank, options.slot_pools)
     stream = connect(options.socket)
 
     def build(emit: Callable[[Event], None]) -> Engine:
-        runner = _runner(options, pools)
+        shape = ModelShape.of(options.model)
+        limits = Limits(shape.vocab, shape.context, options.kv_tokens)
+        pools = slot_pools(options.slots, options.max_rank, options.slot_pools)
+        if options.memory_bytes:
+            pools = _fitted(options, shape, limits, pools)
+        runner = _runner(options, shape, pools)
         slots = Slots(*pools.values())
-        limits = Limits(runner.model.vocab_size, runner.model.context_length, options.kv_tokens)
         return Engine(Scheduler(limits, slots), slots, runner, emit, time.perf_counter)
 
     try:
@@ -41,8 +47,23 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _runner(options: argparse.Namespace, pools: dict[int, int]) -> Runner:
-    shape = ModelShape.of(options.model)
+def _fitted(options: argparse.Namespace, shape: ModelShape, limits: Limits, pools: dict[int, int]) -> dict[int, int]:
+    """As many slots as the device has memory for. Raises MemoryError."""
+    from workers.engine.model_config import ModelConfig  # brings torch
+
+    config = ModelConfig.of(options.model)
+    budget = Budget(
+        total_bytes=options.memory_bytes,
+        base_bytes=base_bytes(shape, config.tied, config.biased, VALUE_BYTES),
+        kv_bytes=kv_bytes(shape.layers, shape.kv_heads, shape.head_dim, limits.kv_tokens, VALUE_BYTES),
+        workspace_bytes=workspace_bytes(shape, limits),
+    )
+    found = fitted(budget, shape, pools)
+    logging.info("memory: %s, slots by rank %s", budget, found)
+    return found
+
+
+def _runner(options: argparse.Namespace, shape: ModelShape, pools: dict[int, int]) -> Runner:
     digest = base_hash(options.model)
     if options.kind == "simulated":
         return SimulatedRunner(shape, digest, list(pools), options.step_ms, options.load_ms)
@@ -63,6 +84,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-rank", type=int, default=16, help="rank that a slot is sized for")
     parser.add_argument("--slot-pools", default="", help="rank:slots,... instead, the largest rank being --max-rank")
     parser.add_argument("--kv-tokens", type=int, default=16384, help="positions that the KV cache holds")
+    parser.add_argument(
+        "--memory-bytes", type=int, default=0, help="the device's budget, which bounds the slots; 0: none"
+    )
     parser.add_argument("--step-ms", type=float, default=0.0, help="simulated: what a step takes")
     parser.add_argument("--load-ms", type=float, default=0.0, help="simulated: what filling a slot takes")
     return parser.parse_args(arguments)

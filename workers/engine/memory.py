@@ -1,8 +1,14 @@
 """What fits into a device beside the base: KV cache, workspace, and as many adapters as are left room for. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
+
+from streams.adapters.shape import ModelShape
+from workers.engine.scheduler import Limits
+from workers.slot_image import layout
+
+_FLOAT_BYTES = 4
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -41,3 +47,43 @@ class Budget(msgspec.Struct, frozen=True):
 def kv_bytes(layers: int, kv_heads: int, head_dim: int, tokens: int, value_bytes: int) -> int:
     """Keys and values of `tokens` positions."""
     return 2 * layers * kv_heads * head_dim * tokens * value_bytes
+
+
+def base_bytes(shape: ModelShape, tied: bool, biased: Collection[str], value_bytes: int) -> int:
+    """The base as it is served: matrices in values of `value_bytes`, norms and biases in float32.
+
+    Kernels pad a matrix's outputs to a multiple of 32, which is not counted: real models' are multiples already.
+    `tied`: the head is the embedding. `biased`: the matrices whose outputs have a bias.
+    """
+    sizes = shape.matrices()
+    matrices = shape.layers * sum(k * d for k, d in sizes.values()) + shape.vocab * shape.hidden * (1 if tied else 2)
+    vectors = shape.hidden * (2 * shape.layers + 1) + shape.layers * sum(sizes[name][1] for name in biased)
+    return matrices * value_bytes + vectors * _FLOAT_BYTES
+
+
+def workspace_bytes(shape: ModelShape, limits: Limits) -> int:
+    """The most a step needs at a time: activations of all its rows, or logits and the copy that penalties work on."""
+    rows = limits.max_rows + limits.prompt_tokens_per_step
+    activations = rows * 4 * (shape.hidden + max(shape.intermediate, shape.heads * shape.head_dim))
+    logits = 2 * limits.max_rows * shape.vocab
+    return (max(activations, logits) + shape.context * shape.head_dim) * _FLOAT_BYTES
+
+
+def slot_bytes(shape: ModelShape, rank: int) -> int:
+    """One slot, which has room for float32 values."""
+    return layout(shape, rank).slot_floats * _FLOAT_BYTES
+
+
+def fitted(budget: Budget, shape: ModelShape, pools: Mapping[int, int]) -> dict[int, int]:
+    """Rank -> slots: of a single pool as many of them as fit; several pools as they are.
+
+    Raises MemoryError if not one slot fits, or not all of several pools.
+    """
+    if len(pools) > 1:
+        budget.spare_bytes({rank: (count, slot_bytes(shape, rank)) for rank, count in pools.items()})
+        return dict(pools)
+    ((rank, cap),) = pools.items()
+    fitting = budget.slots(slot_bytes(shape, rank), cap)
+    if not fitting:
+        budget.spare_bytes({rank: (1, slot_bytes(shape, rank))})
+    return {rank: fitting}

@@ -16,7 +16,6 @@ from streams.adapters.shape import MATRICES, ModelShape
 from workers.engine import pages
 from workers.slot_image import ImageError, Layout, Precision, SlotImage, layout
 
-_ALIGN_FLOATS = 16
 _DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16, Precision.F16: torch.float16}
 
 
@@ -42,7 +41,7 @@ class SlotPool:
     def __init__(self, shape: ModelShape, rank: int, first: int, slots: int, device: torch.device) -> None:
         self.rank, self.first, self.slots = rank, first, slots
         self._layout: Layout = layout(shape, rank)
-        self.floats = -(-self._layout.floats // _ALIGN_FLOATS) * _ALIGN_FLOATS
+        self.floats = self._layout.slot_floats
         self.values = self._layout.values  # where a slot's values begin, in floats
         self.data: Tensor = pages.zeros(slots, self.floats, device=device)
 

@@ -1,6 +1,16 @@
+from pathlib import Path
+
 import pytest
 
-from workers.engine.memory import Budget, kv_bytes
+from infra.local.model import packaged_model
+from streams.adapters.shape import ModelShape
+from tests.workers.engine.test_process import SLOTS, Spoken
+from tests.workers.engine.tiny import MAX_RANK
+from workers.engine.memory import Budget, base_bytes, fitted, kv_bytes, slot_bytes, workspace_bytes
+from workers.engine.model import LlamaModel
+from workers.engine.native import NativeOperations
+from workers.engine.scheduler import Limits
+from workers.engine.stacks import SlotStacks
 
 GB, MB = 10**9, 10**6
 GIVEN = Budget(80 * GB, 14 * GB, 33_600 * MB, 4 * GB)
@@ -29,3 +39,49 @@ def test_a_base_that_leaves_no_room_is_refused() -> None:
 
 def test_kv_bytes_count_keys_and_values_of_every_layer() -> None:
     assert kv_bytes(layers=30, kv_heads=3, head_dim=64, tokens=16, value_bytes=4) == 2 * 30 * 3 * 64 * 16 * 4
+
+
+def test_the_base_counts_as_many_bytes_as_its_loaded_tensors_have(native: NativeOperations) -> None:
+    folder = packaged_model()
+    shape = ModelShape.of(folder)
+    model = LlamaModel(folder, native, SlotStacks(shape, {4: 1}), 64)
+    weights = {id(each.weight): each.weight.data.nbytes for each in model.foldables}
+    embedding, norms = shape.vocab * shape.hidden * 4, shape.hidden * (2 * shape.layers + 1) * 4
+    assert base_bytes(shape, model.config.tied, model.config.biased, 4) == sum(weights.values()) + embedding + norms
+
+
+def test_biases_and_an_untied_head_count(shape: ModelShape) -> None:
+    plain = base_bytes(shape, True, (), 2)
+    assert base_bytes(shape, False, (), 2) - plain == shape.vocab * shape.hidden * 2
+    assert base_bytes(shape, True, ("q", "down"), 2) - plain == shape.layers * 2 * shape.hidden * 4
+
+
+def test_a_slot_counts_as_many_bytes_as_the_stack_gives_it(shape: ModelShape) -> None:
+    stacks = SlotStacks(shape, {MAX_RANK: 3})
+    assert stacks.pools[0].data.nbytes == 3 * slot_bytes(shape, MAX_RANK)
+
+
+def test_a_single_pool_shrinks_to_what_fits_and_several_are_refused(shape: ModelShape) -> None:
+    one = slot_bytes(shape, 8)
+    assert fitted(Budget(10 * one, 2 * one, one, one), shape, {8: 250}) == {8: 6}
+    assert fitted(Budget(10 * one, 2 * one, one, one), shape, {8: 5}) == {8: 5}
+    with pytest.raises(MemoryError, match="1 of rank 8"):
+        fitted(Budget(4 * one, 2 * one, one, one), shape, {8: 250})
+    with pytest.raises(MemoryError, match="1 of rank 4, 7 of rank 8"):
+        fitted(Budget(10 * one, 2 * one, one, one), shape, {4: 1, 8: 7})
+
+
+def test_an_engine_makes_the_slots_that_its_memory_holds_or_does_not_start(tiny: Path, shape: ModelShape) -> None:
+    kv = kv_bytes(shape.layers, shape.kv_heads, shape.head_dim, 2048, 4)
+    rest = base_bytes(shape, True, (), 4) + kv + workspace_bytes(shape, Limits(shape.vocab, shape.context, 2048))
+    size = slot_bytes(shape, MAX_RANK)
+    for memory, slots in ((rest + size, 1), (rest + 2 * size - 1, 1), (rest + 9 * size, SLOTS)):
+        engine = Spoken(tiny, "torch", "--memory-bytes", str(memory))
+        ready = engine.hear()
+        engine.close()
+        assert getattr(ready, "slots", None) == slots
+    engine = Spoken(tiny, "torch", "--memory-bytes", str(rest + size - 1))
+    with pytest.raises((EOFError, ConnectionError)):
+        engine.hear()
+    assert engine.process.wait(20) == 1
+    engine.close()

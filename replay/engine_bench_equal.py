@@ -22,7 +22,7 @@ from workers.engine.scheduler import Limits, Scheduler
 from workers.engine.slots import Slots
 from workers.engine.torch_runner import TorchRunner, operations
 
-LENGTHS, OUTPUTS, ROWS = (9, 24, 40, 70, 130, 200), (6, 6, 44, 44), 32
+LENGTHS, OUTPUTS, ROWS = (9, 9, 24, 24, 40, 130), (4, 4, 4, 4, 160), 32
 ADAPTERS_PER_SLOT = 5
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from infra.local.model import packaged_model
 from replay import engine_bench_machine as machine
 from replay import engine_bench_peers as peers
+from replay.engine_bench_bf16 import Narrow, bf16_copy, measure_bf16
 from replay.engine_bench_registered import Registered, measure_registered
 from replay.engine_bench_rig import RANK, REQUESTS, Rig, Served, base_leases, image_of, shared, turns, write_adapters
 from schemas.engine import LoadSlot
@@ -83,6 +84,7 @@ class Result(msgspec.Struct, frozen=True):
     overheads: list[Overhead]
     alone: Alone
     registered: list[Registered]
+    narrow: list[Narrow]
     best: machine.Best
     limits: dict[str, machine.Limit]
     formula: str
@@ -142,6 +144,11 @@ def _ours(
         told()
     overheads = _overheads(plan, rig, leases, stage)
     registered = measure_registered(list(plan.registered), rig, images, plan.prompt, max(2, plan.output // 4), stage)
+    with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder:
+        copy = bf16_copy(model, Path(folder) / "bf16")
+        sizes = (plan.prompt, plan.output)
+        other = Rig(copy, plan.threads, most, sum(sizes))
+        narrow = measure_bf16(rig, other, images, sizes, (plan.rounds, plan.pairs), stage)
     best = machine.measure(shape, rig.operations, plan.threads, best)
     limits = {
         str(count): machine.limit(shape, best, REQUESTS, plan.prompt, plan.output, count, RANK)
@@ -150,7 +157,7 @@ def _ours(
     weights = 4 * sum(machine.base_parameters(shape))
     rows = [_row(count, served[count], plan.output, peaks[count], limits[str(count)]) for count in plan.adapters]
     alone_at_best = Alone(median(alone), best.gbytes_s * 1e9 / weights)
-    return Result(rows, overheads, alone_at_best, registered, best, limits, machine.FORMULA, [], {})
+    return Result(rows, overheads, alone_at_best, registered, narrow, best, limits, machine.FORMULA, [], {})
 
 
 def _overheads(

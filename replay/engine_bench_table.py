@@ -75,6 +75,12 @@ def _lines(result: Result) -> str:
             f"{r.registered} registered, {r.active} active: {r.tokens_s:g} tok/s ({r.change_percent:+g} %)"
             for r in result.registered
         ),
+        *(
+            f"bfloat16 weights, {n.adapters} adapters: {n.bf16_tokens_s:g} tok/s against {n.f32_tokens_s:g} in float32"
+            f" ({n.tokens_ratio:g} times), a decode step {n.bf16_step_ms:g} ms against {n.f32_step_ms:g}"
+            f" ({n.step_ratio:g} times)"
+            for n in result.narrow
+        ),
         *(f"{ratio:g} times {name}" for name, ratio in result.ratios.items()),
         *result.peers_missing,
     ]

@@ -3,11 +3,13 @@ from pathlib import Path
 import pytest
 
 from replay.engine_bench import _overhead
+from replay.engine_bench_bf16 import bf16_copy, measure_bf16
 from replay.engine_bench_machine import Best, limit
 from replay.engine_bench_registered import measure_registered
 from replay.engine_bench_rig import REQUESTS, Rig, base_leases, image_of, shared, turns, write_adapters
 from streams.adapters.shape import ModelShape
 from tests.workers.engine.tiny import save_tiny
+from workers.engine.compiled import best_isa
 
 SHAPE = ModelShape(layers=1, hidden=16, intermediate=32, heads=1, kv_heads=1, head_dim=16, vocab=64, context=128)
 
@@ -55,3 +57,13 @@ def test_a_run_that_gives_fewer_tokens_is_refused(tmp_path: Path) -> None:
     rig = Rig(save_tiny(tmp_path / "tiny"), 1, 1, 24)
     with pytest.raises(RuntimeError):
         rig.serve(["0" * 64], 8, 2)  # its adapter never comes
+
+
+def test_bfloat16_takes_turns_with_float32(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "tiny")
+    shape = ModelShape.of(model)
+    rigs = [Rig(folder, 1, 2, 24) for folder in (model, bf16_copy(model, tmp_path / "narrow"))]
+    images = [image_of(a, tmp_path / a.name, shape) for a in write_adapters(tmp_path / "peft", shape, 2)]
+    found = measure_bf16(rigs[0], rigs[1], images, (8, 4), (1, 2), lambda name, parts: lambda: None)
+    assert [each.adapters for each in found] == ([0, 2] if best_isa() == "avx512bf16" else [])
+    assert all(each.step_ratio > 0 and each.tokens_ratio > 0 for each in found)

@@ -15,12 +15,19 @@ from streams.adapters.user_cache import cache_folder
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # No contraction: which multiply and add become one is then written in the source, not chosen by the compiler.
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-w")
+_AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma")
 _ISA_FLAGS = {
-    "avx512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma"),
+    "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }
-_ISA_NEEDS = {"avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"}, "avx2": {"avx2", "fma", "f16c"}}
+_ISA_NEEDS = {
+    "avx512bf16": {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_bf16"},
+    "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "portable": set[str](),
+}
 COMPILE_TIMEOUT_S = 120
 
 
@@ -28,14 +35,18 @@ class NoCompiler(Exception):
     """There is no C++ compiler, or it refused the kernels."""
 
 
-def best_isa(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The widest vectors of this machine that the kernels know: avx512, avx2 or portable."""
+def isas(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """The vectors of this machine that the kernels know, best first: avx512bf16, avx512, avx2, portable."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
-        return "portable"
+        lines = []
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
-    return next((isa for isa, needs in _ISA_NEEDS.items() if needs <= flags), "portable")
+    return [isa for isa, needs in _ISA_NEEDS.items() if needs <= flags]
+
+
+def best_isa() -> str:
+    return isas()[0]
 
 
 def library(isa: str) -> ctypes.CDLL:

@@ -1,8 +1,10 @@
-// The engine's arithmetic on the CPU, float32, behind a plain C interface (native.py holds the Python side).
+// The engine's arithmetic on the CPU, float32, behind a plain C interface (native.py holds the Python side). Products
+// with a bfloat16 weight are the exception where the CPU has an instruction for them.
 //
 // Contract: every output row is a function of its own inputs alone, to the bit. Each output element is one chain of
 // fused multiply-adds in a fixed order, whatever the number of rows, the block it falls into, the thread that computes
 // it, or the width of the machine's vectors: F16 has sixteen lanes everywhere and the same reduction tree.
+// A product of bfloat16 is one chain too, of pairs; how a pair is rounded is the CPU's own affair.
 // Callers guarantee: sizes named k, hidden, head_dim, inner are multiples of 16; buffers do not overlap unless said.
 
 #include <algorithm>
@@ -15,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -26,7 +29,7 @@ constexpr int LANES = 16;
 constexpr int PANEL = 32;         // output features per packed panel of a weight
 constexpr int BLOCK_TOKENS = 16;  // positions per KV block, see kv_blocks.py
 constexpr int MAX_RANK = 512;
-constexpr int AHEAD = 512;        // floats by which streams of weights are fetched ahead
+constexpr int AHEAD = 512;        // elements by which streams of weights are fetched ahead
 
 // ---------------------------------------------------------------- sixteen lanes
 
@@ -120,6 +123,16 @@ inline float widened(Half x) {
 }
 template <typename Value>
 inline F16 load(const Value* p) { F16 r; EACH_LANE r.v[l] = widened(p[l]); return r; }
+#endif
+
+// Two neighbours in k of a bfloat16 matrix, the even one in the lower half: four bytes, as a float. A panel of a weight
+// is [k][32] floats or [k / 2][32] pairs.
+struct Pair { uint32_t bits; };
+#if defined(__AVX512BF16__)
+struct P16 { __m512bh v; };
+inline P16 load(const Pair* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+inline P16 all(Pair x) { return {(__m512bh)_mm512_set1_epi32(int(x.bits))}; }
+inline F16 fma(P16 a, P16 b, F16 c) { return {_mm512_dpbf16_ps(c.v, a.v, b.v)}; }
 #endif
 
 // Memory that will be read soon, fetched into the second-level cache while something else is computed: a product whose
@@ -325,19 +338,20 @@ std::unique_ptr<Pool> pool;
 
 // ---------------------------------------------------------------- matrix product
 
-// y[r][c] = sum over i of w[i][c] * x[i][r], i ascending: WIDE vectors of one panel against ROWS packed rows.
-template <int ROWS, int WIDE>
-void multiply(const float* w, const float* x, int k, float* y, int64_t y_stride, Soon& soon) {
+// y[r][c] = sum over i of w[i][c] * x[i][r], i ascending: WIDE vectors of one panel against ROWS packed rows, of floats
+// or of Pairs. `depth`: how many of them.
+template <int ROWS, int WIDE, typename Element>
+void multiply(const Element* w, const Element* x, int depth, float* y, int64_t y_stride, Soon& soon) {
   F16 acc[ROWS][WIDE];
   for (int r = 0; r < ROWS; r++)
     for (int c = 0; c < WIDE; c++) acc[r][c] = all(0.0f);
-  for (int i = 0; i < k; i++, w += PANEL, x += ROWS) {
-    F16 wide[WIDE];
+  for (int i = 0; i < depth; i++, w += PANEL, x += ROWS) {
+    decltype(load(w)) wide[WIDE];
     for (int c = 0; c < WIDE; c++) wide[c] = load(w + c * LANES);
     for (int c = 0; c < WIDE; c++) prefetch(w + AHEAD + c * LANES);
     soon.step();
     for (int r = 0; r < ROWS; r++) {
-      const F16 value = all(x[r]);
+      const auto value = all(x[r]);
       for (int c = 0; c < WIDE; c++) acc[r][c] = fma(wide[c], value, acc[r][c]);
     }
   }
@@ -345,13 +359,31 @@ void multiply(const float* w, const float* x, int k, float* y, int64_t y_stride,
     for (int c = 0; c < WIDE; c++) store(y + r * y_stride + c * LANES, acc[r][c]);
 }
 
-template <int ROWS>
-void multiply_panel(int rows, const float* w, const float* x, int k, float* y, int64_t y_stride, Soon& soon) {
+template <int ROWS, typename Element>
+void multiply_panel(int rows, const Element* w, const Element* x, int depth, float* y, int64_t y_stride, Soon& soon) {
   if constexpr (ROWS > 1)
-    if (rows < ROWS) return multiply_panel<ROWS - 1>(rows, w, x, k, y, y_stride, soon);
+    if (rows < ROWS) return multiply_panel<ROWS - 1>(rows, w, x, depth, y, y_stride, soon);
   for (int c = 0; c < PANEL / LANES; c += GEMM_WIDE)
-    multiply<ROWS, GEMM_WIDE>(w + c * LANES, x, k, y + c * LANES, y_stride, soon);
+    multiply<ROWS, GEMM_WIDE>(w + c * LANES, x, depth, y + c * LANES, y_stride, soon);
 }
+
+// Rows of x [rows, k] as a block reads them: [depth][rows].
+void side_by_side(const float* x, int k, int rows, float* out) {
+  for (int i = 0; i < k; i++)
+    for (int r = 0; r < rows; r++) out[int64_t(i) * rows + r] = x[int64_t(r) * k + i];
+}
+
+#if defined(__AVX512BF16__)
+// Rounds to the nearest bfloat16, to the even one of two.
+void side_by_side(const float* x, int k, int rows, Pair* out) {
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < k; i += LANES) {
+      Pair pairs[LANES / 2];
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), (__m256i)_mm512_cvtneps_pbh(load(x + int64_t(r) * k + i).v));
+      for (int j = 0; j < LANES / 2; j++) out[int64_t(i / 2 + j) * rows + r] = pairs[j];
+    }
+}
+#endif
 
 }  // namespace
 
@@ -360,24 +392,25 @@ extern "C" {
 // Threads of every later call. Call it before anything else, never while another call runs.
 void engine_threads(int threads) { pool = std::make_unique<Pool>(threads); }
 
-// Puts w [d, k] at features first.. of packed [ceil(all features / 32)][k][32], which began as zeros.
-void engine_pack(const float* w, int d, int k, float* packed, int first) {
+// Puts w [d, depth] at features first.. of packed [ceil(all features / 32)][depth][32], which began as zeros. Elements
+// are floats or Pairs.
+void engine_pack(const uint32_t* w, int d, int depth, uint32_t* packed, int first) {
   const int from = first / PANEL, until = (first + d + PANEL - 1) / PANEL;
   pool->run(until - from, [=](int task) {
     const int panel = from + task;
     const int low = std::max(first, panel * PANEL), high = std::min(first + d, (panel + 1) * PANEL);
-    float* out = packed + int64_t(panel) * k * PANEL + low % PANEL;
-    const float* in = w + int64_t(low - first) * k;
-    for (int i = 0; i < k; i++, in++, out += PANEL)
-      for (int j = 0; j < high - low; j++) out[j] = in[int64_t(j) * k];
+    uint32_t* out = packed + int64_t(panel) * depth * PANEL + low % PANEL;
+    const uint32_t* in = w + int64_t(low - first) * depth;
+    for (int i = 0; i < depth; i++, in++, out += PANEL)
+      for (int j = 0; j < high - low; j++) out[j] = in[int64_t(j) * depth];
   });
 }
 
-// out[row] = row ids[row] of the weight that was packed [d, k].
-void engine_embed(const float* packed, int k, const int32_t* ids, int n, float* out) {
+// out[row] = row ids[row] of the weight that was packed [d, depth].
+void engine_embed(const uint32_t* packed, int depth, const int32_t* ids, int n, uint32_t* out) {
   pool->run(n, [=](int row) {
-    const float* from = packed + int64_t(ids[row] / PANEL) * k * PANEL + ids[row] % PANEL;
-    for (int i = 0; i < k; i++) out[int64_t(row) * k + i] = from[int64_t(i) * PANEL];
+    const uint32_t* from = packed + int64_t(ids[row] / PANEL) * depth * PANEL + ids[row] % PANEL;
+    for (int i = 0; i < depth; i++) out[int64_t(row) * depth + i] = from[int64_t(i) * PANEL];
   });
 }
 
@@ -518,31 +551,32 @@ std::vector<Adaptation> adaptations(int n, const int32_t* slots, const int32_t* 
   return found;
 }
 
-// y [n, d] = x [n, k] times the transposed weight, plus, per row, what its slot's matrices make of it. scratch holds
-// n * k floats, delta n * d (or null where nothing is adapted).
+// y [n, d] = x [n, k] times the transposed weight, plus, per row, what its slot's matrices make of it (of the float32 x
+// whatever the weight's elements are). scratch holds n * k floats, delta n * d (or null where nothing is adapted).
 //
 // A product of few rows waits for the memory only while it meets its weights for the first time, and adapters of many
 // slots are all waiting and hardly any arithmetic. So each task has a share of both: while its product is computed, the
 // weights of its next panel and of its adapters are on their way.
-void project(const float* packed, int d, int k, const float* x, int n, float* y, float* scratch,
+template <typename Element>
+void project(const Element* packed, int d, int k, const float* x, int n, float* y, float* scratch,
              const std::vector<Adaptation>& adapted, const int32_t* order, float* delta) {
+  const int depth = std::is_same_v<Element, Pair> ? k / 2 : k;
+  Element* const blocked = reinterpret_cast<Element*>(scratch);
   const int blocks = (n + GEMM_ROWS - 1) / GEMM_ROWS;
   const auto first = [=](int block) { return int(int64_t(n) * block / blocks); };
   pool->run(blocks, [=](int block) {
     const int from = first(block), rows = first(block + 1) - from;
-    float* out = scratch + int64_t(from) * k;
-    for (int i = 0; i < k; i++)
-      for (int r = 0; r < rows; r++) out[int64_t(i) * rows + r] = x[int64_t(from + r) * k + i];
+    side_by_side(x + int64_t(from) * k, k, rows, blocked + int64_t(from) * depth);
   });
   const int panels = (d + PANEL - 1) / PANEL;
   const int together = std::max(1, std::min(2, panels / 16));
   const int tasks = (panels + together - 1) / together, count = int(adapted.size());
-  const int64_t size = int64_t(k) * PANEL;
+  const int64_t size = int64_t(depth) * PANEL;
   const auto share = [=](int panel) { return int(int64_t(count) * panel / panels); };
   const auto pointers = [=](const Adaptation& of, float* base, float** out) {
     for (int r = 0; r < of.rows; r++) out[r] = base + int64_t(order[of.from + r]) * d + of.matrix->y;
   };
-  const int64_t steps = int64_t(blocks) * k * (PANEL / LANES / GEMM_WIDE);  // of one panel
+  const int64_t steps = int64_t(blocks) * depth * (PANEL / LANES / GEMM_WIDE);  // of one panel
   pool->run(tasks, [&](int task) {
     const int begin = task * together, until = std::min(panels, begin + together);
     Soon soon;
@@ -554,20 +588,20 @@ void project(const float* packed, int d, int k, const float* x, int n, float* y,
     }
     soon.spread((until - begin) * steps);
     for (int panel = begin; panel < until; panel++) {
-      const float* w = packed + panel * size;
+      const Element* w = packed + panel * size;
       // After the task's last panel probably comes the first one of the task that no other thread takes.
       const int next = panel + 1 < until ? panel + 1 : (task + pool->threads()) * together;
-      soon.next(blocks > 1 && next < panels ? packed + next * size : nullptr, size * sizeof(float), steps);
+      soon.next(blocks > 1 && next < panels ? packed + next * size : nullptr, size * sizeof(Element), steps);
       const int width = std::min(PANEL, d - panel * PANEL);
       for (int block = 0; block < blocks; block++) {
         const int from = first(block), rows = first(block + 1) - from;
         float* out = y + int64_t(from) * d + panel * PANEL;
-        const float* in = scratch + int64_t(from) * k;
+        const Element* in = blocked + int64_t(from) * depth;
         if (width == PANEL) {
-          multiply_panel<GEMM_ROWS>(rows, w, in, k, out, d, soon);
+          multiply_panel<GEMM_ROWS>(rows, w, in, depth, out, d, soon);
         } else {
           float edge[GEMM_ROWS * PANEL];
-          multiply_panel<GEMM_ROWS>(rows, w, in, k, edge, PANEL, soon);
+          multiply_panel<GEMM_ROWS>(rows, w, in, depth, edge, PANEL, soon);
           for (int r = 0; r < rows; r++) std::memcpy(out + int64_t(r) * d, edge + r * PANEL, width * sizeof(float));
         }
       }
@@ -593,22 +627,33 @@ void project(const float* packed, int d, int k, const float* x, int n, float* y,
   });
 }
 
+void project(const void* packed, int pairs, int d, int k, const float* x, int n, float* y, float* scratch,
+             const std::vector<Adaptation>& adapted, const int32_t* order, float* delta) {
+  if (!pairs) return project(static_cast<const float*>(packed), d, k, x, n, y, scratch, adapted, order, delta);
+#if defined(__AVX512BF16__)
+  project(static_cast<const Pair*>(packed), d, k, x, n, y, scratch, adapted, order, delta);
+#else
+  std::abort();  // native.py packs none for this build
+#endif
+}
+
 }  // namespace
 
 extern "C" {
 
-// y [n, d] = x [n, k] times the transposed weight. scratch holds n * k floats.
-void engine_linear(const float* packed, int d, int k, const float* x, int n, float* y, float* scratch) {
-  project(packed, d, k, x, n, y, scratch, {}, nullptr, nullptr);
+// y [n, d] = x [n, k] times the transposed weight, whose elements are floats or (`pairs`) Pairs. scratch holds n * k
+// floats.
+void engine_linear(const void* packed, int pairs, int d, int k, const float* x, int n, float* y, float* scratch) {
+  project(packed, pairs, d, k, x, n, y, scratch, {}, nullptr, nullptr);
 }
 
 // The same, and y[row] += scale * B (A x[row]) with the row's slot, for each matrix; slot 0 and rank 0 add nothing.
 // `order` lists the rows with those of one slot together. scratch holds n * (k + d) floats.
-void engine_project(const float* packed, int d, int k, const float* x, int n, const int32_t* slots,
+void engine_project(const void* packed, int pairs, int d, int k, const float* x, int n, const int32_t* slots,
                     const int32_t* order, const SlotPool* pools, int pool_count, int matrices, float* y,
                     float* scratch) {
   const auto adapted = adaptations(n, slots, order, pools, pool_count, matrices);
-  project(packed, d, k, x, n, y, scratch, adapted, order, scratch + int64_t(n) * k);
+  project(packed, pairs, d, k, x, n, y, scratch, adapted, order, scratch + int64_t(n) * k);
 }
 
 // x += add (if given); out = x / rms(x) * gain. All [n, hidden].

@@ -7,7 +7,7 @@ cannot pass for the base. A failure halfway leaves W in between: it must end the
 
 W + scale * B A is summed in float64, rank by rank in their order, and rounded to float32 once. A product of two
 float32 is exact in float64, so neither fused multiply-adds nor vectors of another width change a bit: every machine
-gets the same merged weights.
+gets the same merged weights. Where the engine keeps W in bfloat16, that sum is rounded to it once more.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from workers.slot_image import SlotImage
 # Of the largest logit. Measured: rounding makes 3e-6 with an adapter as strong as its base and 1e-5 with ones far
 # stronger, a factor that is wrong by a thousandth in one of 21 matrices 7e-4.
 TOLERANCE = 1e-4
+BF16_TOLERANCE = 3e-2
 PROBES = [[(37 * n + i * i * 5 + 3) for i in range(length)] for n, length in enumerate((1, 2, 5, 13, 24, 40))]
 _ROWS = 64  # summed at a time: they stay in the cache, and a block takes milliseconds
 
@@ -44,13 +45,18 @@ class Foldable(NamedTuple):
 
 
 class Weights:
-    """The adaptable weights of one model. Not while a step runs; whatever a method raises must end the engine."""
+    """The adaptable weights of one model. Not while a step runs; whatever a method raises must end the engine.
+
+    `tolerance`: how far merged logits may be from unmerged ones.
+    """
 
     def __init__(self, folder: Path, shape: ModelShape, operations: Operations, foldables: list[Foldable]) -> None:
         self._folder = folder
         self._sizes = shape.matrices()
         self._ops = operations
         self._foldables = foldables
+        kept = {foldable.weight.data.dtype for foldable in foldables}
+        self.tolerance = BF16_TOLERANCE if torch.bfloat16 in kept else TOLERANCE
         self._base: dict[int, bytes] = {}  # what was overwritten, by its place in `_foldables` -> its digest before
 
     def fold(self, image: SlotImage, alive: Callable[[], None]) -> str:
@@ -89,7 +95,7 @@ class Weights:
         return [checkpoint.take(name, d, k) for name, (k, d) in zip(foldable.tensors, sizes, strict=True)]
 
     def _packed(self, parts: list[Tensor], like: Foldable) -> Tensor:
-        return self._ops.weight(*(part.to(like.weight.data.device) for part in parts)).data
+        return self._ops.weight(*(part.to(like.weight.data) for part in parts)).data
 
 
 def folded(weight: Tensor, a: Tensor, b: Tensor, scale: float, alive: Callable[[], None]) -> Tensor:

@@ -50,8 +50,6 @@ class LlamaModel:
         self._ops = operations
         self._stacks = stacks
         rope = _rope(self.config)
-        # The rotation's tables come out of torch, whose last bit may differ from machine to machine.
-        self.numeric_class = f"{operations.numeric_class}/rope-{_digest(rope)}"
         self._rope = rope.on(operations.device)
         self._heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
         weights = BaseWeights(folder, operations.device)
@@ -66,6 +64,10 @@ class LlamaModel:
         self._norm = weights.take("model.norm.weight", shape.hidden).float()
         self._layers = [self._layer(weights, layer, kv_tokens) for layer in range(shape.layers)]
         weights.finish()
+        packed = (self._embedding, self._head, *(foldable.weight for foldable in self.foldables))
+        products = sorted({weight.numeric_class for weight in packed if weight.numeric_class})
+        # The rotation's tables come out of torch, whose last bit may differ from machine to machine.
+        self.numeric_class = "/".join((operations.numeric_class, *products, f"rope-{_digest(rope)}"))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:

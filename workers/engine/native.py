@@ -1,7 +1,8 @@
 """The operations in C++ (kernels.cpp) through ctypes: fused multiply-adds in a fixed order, threads that change no bit.
 
 The same bits whatever the machine's vectors (a test compares them), hence one numeric class for every isa, and for
-every number of rows in a step.
+every number of rows in a step. Products with bfloat16 weights are computed in bfloat16 where the CPU has instructions
+for it, which is a numeric class of its own (bf16.py); elsewhere such weights are widened to float32, which keeps them.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from workers.engine import pages
+from workers.engine import bf16, pages
 from workers.engine.compiled import SOURCE, library
 from workers.engine.operations import Batch, Draws, Heads, KvCache, Rope, Weight
 from workers.engine.stacks import Adapted, SlotStacks
@@ -61,10 +62,10 @@ _SIGNATURES = {
     "engine_threads": (_INT,),
     "engine_pack": (_POINTER, _INT, _INT, _POINTER, _INT),
     "engine_embed": (_POINTER, _INT, _POINTER, _INT, _POINTER),
-    "engine_linear": (_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
+    "engine_linear": (_POINTER, _INT, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
     "engine_norm": (_POINTER, _POINTER, _POINTER, _FLOAT, _INT, _INT, _POINTER),
     "engine_project": (
-        *(_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
+        *(_POINTER, _INT, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER),
         *(_POINTER, _INT, _INT, _POINTER, _POINTER),
     ),
     "engine_rope_store": (_POINTER, _INT, _POINTER),
@@ -88,27 +89,37 @@ class NativeOperations:
         self._pools: WeakKeyDictionary[SlotStacks, dict[int, _Pools]] = WeakKeyDictionary()  # by id of `adapted`
         kernels.engine_threads(threads)
         self.numeric_class = f"float32/native-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:8]}/fma16/any-width"
+        self._bf16_class = ""
+        if isa == "avx512bf16":
+            self._bf16_class = bf16.numeric_class(lambda weight, x: self.linear(self._packed(weight), x))
 
     def weight(self, *parts: Tensor) -> Weight:
+        if self._bf16_class and all(part.dtype is torch.bfloat16 for part in parts):
+            return self._packed(*parts)
+        return self._packed(*(part.float() for part in parts))
+
+    def _packed(self, *parts: Tensor) -> Weight:
+        """Parts of one type, which the kernels move as elements of four bytes: a float, or two bfloat16."""
+        dtype = parts[0].dtype
         d, k = sum(len(part) for part in parts), parts[0].shape[1]
-        packed, first = pages.zeros(-(-d // _PANEL) * k * _PANEL), 0
+        depth = k * dtype.itemsize // 4
+        packed, first = pages.zeros(-(-d // _PANEL) * depth * _PANEL).view(dtype), 0
         for part in parts:
-            source = part.float().contiguous()
-            self._kernels.engine_pack(source.data_ptr(), len(part), k, packed.data_ptr(), first)
+            source = part.contiguous()
+            self._kernels.engine_pack(source.data_ptr(), len(part), depth, packed.data_ptr(), first)
             first += len(part)
-        return Weight(packed, d, k)
+        return Weight(packed, d, k, self._bf16_class if dtype is torch.bfloat16 else "")
 
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
-        out = torch.empty(len(ids), weight.k)
-        self._kernels.engine_embed(weight.data.data_ptr(), weight.k, ids.data_ptr(), len(ids), out.data_ptr())
-        return out
+        dtype = weight.data.dtype
+        out, depth = torch.empty(len(ids), weight.k, dtype=dtype), weight.k * dtype.itemsize // 4
+        self._kernels.engine_embed(weight.data.data_ptr(), depth, ids.data_ptr(), len(ids), out.data_ptr())
+        return out.float()
 
     def linear(self, weight: Weight, x: Tensor) -> Tensor:
         n = len(x)
         out, scratch = torch.empty(n, weight.d), torch.empty(n, weight.k)
-        self._kernels.engine_linear(
-            weight.data.data_ptr(), weight.d, weight.k, x.data_ptr(), n, out.data_ptr(), scratch.data_ptr()
-        )
+        self._kernels.engine_linear(*_lies(weight), x.data_ptr(), n, out.data_ptr(), scratch.data_ptr())
         return out
 
     def norm(self, x: Tensor, add: Tensor | None, gain: Tensor, eps: float) -> Tensor:
@@ -127,9 +138,7 @@ class NativeOperations:
         n = len(x)
         out, scratch = torch.empty(n, weight.d), torch.empty(n, weight.k + weight.d)
         self._kernels.engine_project(
-            weight.data.data_ptr(),
-            weight.d,
-            weight.k,
+            *_lies(weight),
             x.data_ptr(),
             n,
             batch.slots.data_ptr(),
@@ -164,6 +173,10 @@ class NativeOperations:
         pointers = (tensor.data_ptr() for tensor in (*draws, ids))
         self._kernels.engine_sample(logits.data_ptr(), *logits.shape, *pointers)
         return ids
+
+
+def _lies(weight: Weight) -> tuple[int, bool, int, int]:
+    return weight.data.data_ptr(), weight.data.dtype is torch.bfloat16, weight.d, weight.k
 
 
 def _pools(stacks: SlotStacks, adapted: Sequence[Sequence[Adapted]]) -> _Pools:

@@ -1,7 +1,8 @@
 """The arithmetic of a forward pass as an interface: native.py (C++) does it, reference.py (torch) is its oracle.
 
-All tensors are float32 on the operations' device and contiguous, unless said. Every operation is row by row: a row's
-result depends on that row's inputs alone. triton_operations.py does the same on a GPU.
+All tensors are float32 on the operations' device and contiguous, unless said; weights lie as the operations keep them.
+Every operation is row by row: a row's result depends on that row's inputs alone. triton_operations.py does the same on
+a GPU.
 """
 
 from collections.abc import Sequence
@@ -18,11 +19,15 @@ from workers.engine.stacks import Adapted, SlotStacks
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix W [d, k] in whatever layout the operations chose for `data`."""
+    """A matrix W [d, k] in whatever layout the operations chose for `data`, whose type is what W is kept in.
+
+    `numeric_class`: what the bits of products with it depend on besides that of the operations.
+    """
 
     data: Tensor
     d: int
     k: int
+    numeric_class: str = ""
 
 
 @dataclass(frozen=True)

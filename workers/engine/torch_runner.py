@@ -16,7 +16,7 @@ from torch import Tensor
 from workers.engine.compiled import NoCompiler, best_isa
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.logits import adjust, adjusts, logprobs
-from workers.engine.merging import PROBES, TOLERANCE, Weights, difference
+from workers.engine.merging import PROBES, Weights, difference
 from workers.engine.model import LlamaModel
 from workers.engine.model_config import ModelConfig
 from workers.engine.native import NativeOperations
@@ -76,11 +76,11 @@ class TorchRunner:
         self._stamps.erase(merged.slot)
         digest = self._weights.fold(image, alive)
         worst = difference(unmerged, self._probe(merged.slot, blocks, alive))
-        if not worst <= TOLERANCE:
+        if not worst <= (most := self._weights.tolerance):
             self.unmerge(alive)
-            raise MergeRefused(f"merged logits differ by {worst:.2g} of the largest from unmerged ones, > {TOLERANCE}")
+            raise MergeRefused(f"merged logits differ by {worst:.2g} of the largest from unmerged ones, > {most}")
         self._stamps.write(merged)
-        return Fold(f"{self.model.numeric_class}/merged-{merged.content_id[:16]}-{digest[:8]}", worst, TOLERANCE)
+        return Fold(f"{self.model.numeric_class}/merged-{merged.content_id[:16]}-{digest[:8]}", worst, most)
 
     def unmerge(self, alive: Callable[[], None]) -> None:
         self._stamps.erase(NO_ADAPTER.slot)

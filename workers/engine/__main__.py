@@ -19,7 +19,7 @@ from workers.engine.simulated import SimulatedRunner
 from workers.engine.slots import Slots
 from workers.slot_image import slot_pools
 
-VALUE_BYTES = 4  # of the base and the KV cache
+VALUE_BYTES = 4  # of the KV cache, and of the base at most: bfloat16 weights that stay so take half
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.engine.compiled import NoCompiler, best_isa
+from workers.engine.compiled import NoCompiler, isas
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.logits import adjust, adjusts, logprobs
 from workers.engine.merging import PROBES, Weights, difference
@@ -151,12 +151,16 @@ def operations(threads: int) -> Operations:
         from workers.engine.triton_operations import TritonOperations  # Triton takes a second to import
 
         return TritonOperations(torch.device("cuda"))
-    isa = best_isa()
-    try:
-        native = NativeOperations(threads, isa)
-    except NoCompiler as error:
+    native = None
+    for isa in isas():  # an older compiler may refuse the best one alone
+        try:
+            native = NativeOperations(threads, isa)
+            break
+        except NoCompiler as error:
+            _LOG.warning("no native kernels for %s: %s", isa, error)
+    if native is None:
         torch.set_num_threads(threads)
-        _LOG.warning("no native kernels (%s): torch computes instead, slower and in another numeric class", error)
+        _LOG.warning("torch computes instead, slower and in another numeric class")
         return ReferenceOperations()
     torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
     _LOG.info("native kernels for %s, %d threads", isa, threads)

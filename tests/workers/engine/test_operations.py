@@ -16,7 +16,7 @@ from workers.engine.operations import Batch, Draws, Heads, KvCache, Operations, 
 from workers.engine.reference import ReferenceOperations
 from workers.engine.sampler import draw, noise
 from workers.engine.stacks import SlotStacks
-from workers.engine.torch_runner import tokens_batch
+from workers.engine.torch_runner import operations, tokens_batch
 from workers.slot_image import Precision, open_image, write_image
 
 # Grouped-query shapes: heads per KV head from 1 to 7, head widths with and without whole 64s.
@@ -354,6 +354,25 @@ def test_without_a_compiler_there_is_one_clear_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LORAFLEET_CACHE", str(tmp_path / "cache"))
     with pytest.raises(NoCompiler, match="no such header"):
         library("portable")
+
+
+def test_a_compiler_that_refuses_the_best_instructions_builds_the_next(
+    native: NativeOperations, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if len(isas()) < 2:
+        pytest.skip("this CPU has no vectors to do without")
+    best, following, *_ = isas()
+    older = tmp_path / "c++"
+    refused = "*-mavx512bf16*" if best == "avx512bf16" else "*-mavx512f*" if best == "avx512" else "*-mavx2*"
+    older.write_text(f'#!/bin/sh\ncase "$*" in {refused}) echo "unknown option" >&2; exit 1;; esac\nexec c++ "$@"\n')
+    older.chmod(0o755)
+    monkeypatch.setenv("CXX", str(older))
+    monkeypatch.setenv("LORAFLEET_CACHE", str(tmp_path / "cache"))
+    assert isinstance(operations(2), NativeOperations)
+    (built,) = (tmp_path / "cache").glob("kernels-*.so")
+    assert built.name.startswith(f"kernels-{following}-")
+    monkeypatch.undo()
+    NativeOperations(2, best)  # the pool is the process': back to the fixture's
 
 
 def test_a_batch_knows_each_token_s_place() -> None:

@@ -1,8 +1,8 @@
 """Writes records, in order, and says for certain what became of each: its offset, surely not written, or unknown.
 
-Owns one idempotent producer at a time, and one lane per partition written to: a queue of its own in front of aiokafka,
-and at most one batch handed over. So whatever has not been handed over can be withdrawn, and is then surely not
-written; and the broker, which remembers a producer's last batches, drops what is sent to it twice.
+Owns one lane per partition written to: a queue of its own in front of the producer (streams/bus/producer.py), and at
+most one batch handed over. So whatever has not been handed over can be withdrawn, and is then surely not written; and
+the broker, which remembers a producer's last batches, drops what is sent to it twice.
 
 Ordering: a partition gets its records in the order of the calls. A batch is retried, unchanged, through an outage of up
 to `delivery_s`; when it fails for good, everything queued behind it fails too (NotWritten), so that nothing overtakes a
@@ -20,23 +20,21 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import msgspec
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
 from aiokafka.partitioner import murmur2
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from schemas.codec import encode
 from schemas.topics import Topic
-from streams.bus.closing import ended, kill_producer
+from streams.bus.closing import ended
 from streams.bus.errors import BusUnavailable, MaybeWritten, NotWritten
+from streams.bus.producer import Life, Producers
 from streams.bus.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 900_000  # the broker takes batches of up to 1 MiB
-MAX_BATCH_BYTES = 256 * 1024
-CONNECT_LIMIT_S = 10.0
-BACKOFF_S = (0.05, 1.0)
+LOOK_AGAIN_S = 0.05
 # What the broker says of a record it would refuse each time: then no earlier try of it was written either.
 REFUSALS = (MessageSizeTooLargeError, RecordListTooLargeError)
 
@@ -65,15 +63,7 @@ class _Lane:
     queue: deque[_Record] = field(default_factory=deque)
     handed: list[_Record] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
-    known_to: "_Life | None" = None  # the last one whose producer knew the partition
-
-
-@dataclass(eq=False)
-class _Life:
-    """One producer, from its connecting to its end."""
-
-    producer: AIOKafkaProducer
-    broken: asyncio.Future[BaseException]
+    known_to: Life | None = None  # the last one whose producer knew the partition
 
 
 class Writer:
@@ -98,15 +88,13 @@ class Writer:
         self._may_write = may_write
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._queued = 0
-        self._life: _Life | None = None
-        self._connected = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._producers = Producers(settings, name)
         self._closed = False
 
     @property
     def connected(self) -> bool:
         """Whether there is a producer. It does not notice a broker's death while nothing is written."""
-        return self._connected.is_set()
+        return self._producers.connected.is_set()
 
     @property
     def waiting(self) -> int:
@@ -115,8 +103,7 @@ class Writer:
 
     async def start(self) -> None:
         """Returns at once; records queue up until Kafka answers."""
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep_connected(), name=f"{self.name}: writer")
+        self._producers.start()
 
     async def stop(self, flush_s: float = 5.0) -> None:
         """Delivers what is queued for up to `flush_s`, then fails the rest. Ends within about `flush_s` + 6 s."""
@@ -126,9 +113,7 @@ class Writer:
             await asyncio.gather(*(ended(task) for task in tasks))
         for lane in self._lanes.values():
             self._fail(lane, MaybeWritten("the writer was stopped"), NotWritten("the writer was stopped"))
-        if self._keeper is not None:
-            await ended(self._keeper)
-            self._keeper = None
+        await self._producers.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -188,7 +173,7 @@ class Writer:
         size = len(key_bytes or b"") + len(data or b"")
         if size > MAX_RECORD_BYTES:
             raise ValueError(f"{topic.name}: a record of {size} bytes, and at most {MAX_RECORD_BYTES} fit")
-        if self._closed or self._keeper is None:
+        if self._closed or not self._producers.started:
             raise NotWritten(f"{self.name}: the writer does not run")
         if self._queued >= self._max_queued:
             raise NotWritten(f"{self.name}: {self._queued} records wait already")
@@ -245,7 +230,7 @@ class Writer:
         if life is None:
             return
         if not self._may_write():
-            await asyncio.sleep(BACKOFF_S[0])
+            await asyncio.sleep(LOOK_AGAIN_S)
             return
         batch = life.producer.create_batch()
         self._hand_over(lane, batch)
@@ -255,7 +240,7 @@ class Writer:
         try:
             acknowledged = await life.producer.send_batch(batch, lane.topic, partition=lane.partition)
         except KafkaError as error:
-            self._break(life, error)
+            self._producers.end(life, error)
             raise NotWritten(f"{where}: {error!r}") from error
         done, _ = await asyncio.wait(
             {acknowledged, life.broken}, timeout=self._delivery_s, return_when=asyncio.FIRST_COMPLETED
@@ -263,10 +248,10 @@ class Writer:
         if acknowledged not in done:
             acknowledged.cancel()
             why = life.broken.result() if life.broken.done() else f"not acknowledged within {self._delivery_s:g} s"
-            self._break(life, MaybeWritten(f"{where}: {why}"))
+            self._producers.end(life, MaybeWritten(f"{where}: {why}"))
             raise MaybeWritten(f"{where}: {why}")
         if (failure := acknowledged.exception()) is not None:
-            self._break(life, failure)
+            self._producers.end(life, failure)
             raise (NotWritten if isinstance(failure, REFUSALS) else MaybeWritten)(f"{where}: {failure!r}") from failure
         base = acknowledged.result().offset
         if base < 0:
@@ -277,23 +262,24 @@ class Writer:
             if not record.future.done():
                 record.future.set_result(Written(lane.partition, base + index))
 
-    async def _ready(self, lane: _Lane) -> _Life | None:
+    async def _ready(self, lane: _Lane) -> Life | None:
         """A producer that knows the lane's partition; None to look at the queue again."""
         limit_s = lane.queue[0].queued_at + self._delivery_s - time.monotonic()
         where = f"{lane.topic}/{lane.partition}"
         if limit_s <= 0:
             raise NotWritten(f"{where}: Kafka took no record for {self._delivery_s:g} s")
-        if self._life is not None and lane.known_to is self._life:
-            return self._life
+        life = self._producers.life
+        if life is not None and lane.known_to is life:
+            return life
         try:
             async with asyncio.timeout(min(limit_s, 1.0)):
-                await self._connected.wait()
-                life = self._life
+                await self._producers.connected.wait()
+                life = self._producers.life
                 if life is None:
                     return None
                 partitions = await life.producer.partitions_for(lane.topic)
         except (TimeoutError, KafkaError):
-            await asyncio.sleep(BACKOFF_S[0])
+            await asyncio.sleep(LOOK_AGAIN_S)
             return None
         if lane.partition not in partitions:
             raise NotWritten(f"{where}: the topic has {len(partitions)} partitions only")
@@ -320,60 +306,3 @@ class Writer:
         self._queued -= len(lane.queue)
         lane.handed.clear()
         lane.queue.clear()
-
-    def _break(self, life: _Life, why: BaseException) -> None:
-        """Ends a producer at once: nothing that it holds may go out behind the batch that failed."""
-        if life.broken.done():
-            return
-        life.broken.set_result(why)
-        life.producer._sender.sender_task.cancel()
-        if self._life is life:
-            self._life = None
-            self._connected.clear()
-
-    async def _keep_connected(self) -> None:
-        while True:
-            life = await self._connect()
-            self._life = life
-            self._connected.set()
-            try:
-                sender = life.producer._sender.sender_task
-                await asyncio.wait({life.broken, sender}, return_when=asyncio.FIRST_COMPLETED)
-                if not life.broken.done():
-                    self._break(life, BusUnavailable("the producer's sender ended"))
-                log.warning("%s: producer replaced: %s", self.name, life.broken.result())
-            finally:
-                self._life = None
-                self._connected.clear()
-                await kill_producer(life.producer)
-
-    async def _connect(self) -> _Life:
-        """Tries until it works."""
-        backoff_s, told = BACKOFF_S[0], False
-        while True:
-            producer = AIOKafkaProducer(
-                client_id=f"lorafleet-{self.name}",
-                enable_idempotence=True,
-                acks="all",
-                linger_ms=0,
-                max_batch_size=MAX_BATCH_BYTES,
-                **self._settings.client_kwargs(),
-            )
-            # aiokafka drops a batch that is older than its request timeout if the partition has no leader just then, as
-            # in the first moments of a broker that comes back. Here only `delivery_s` ends a batch.
-            producer._message_accumulator._batch_ttl = float("inf")
-            started = False
-            try:
-                async with asyncio.timeout(CONNECT_LIMIT_S):  # wait_for can swallow a cancellation
-                    await producer.start()
-                started = True
-                return _Life(producer, asyncio.get_running_loop().create_future())
-            except Exception as error:
-                if not told:
-                    log.warning("%s: no producer yet: %r", self.name, error)
-                    told = True
-            finally:
-                if not started:
-                    await kill_producer(producer)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_S[1])

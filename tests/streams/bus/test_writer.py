@@ -11,9 +11,10 @@ from schemas.stats import CacheEvent
 from schemas.topics import ADAPTERS, CACHE_EVENTS, CUSTOMERS, TOKENS, USAGE
 from streams.bus.admin import ensure_topics
 from streams.bus.errors import BusUnavailable, NotWritten
+from streams.bus.producer import MAX_BATCH_BYTES
 from streams.bus.reader import Reader
 from streams.bus.settings import KafkaSettings
-from streams.bus.writer import MAX_BATCH_BYTES, Writer, Written
+from streams.bus.writer import Writer, Written
 from tests.streams.bus.samples import batch
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gateway.desk import Desk
 from tests.gateway.rig import Door, Rig
 from tests.stack import Stack
 
@@ -34,3 +35,8 @@ def door(fleet: Rig, stack: Stack) -> Door:
     fleet.ready(door.child, fleet.worker(WORKER_STEP_MS="5"))
     door.sees(1)
     return door
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()

@@ -4,32 +4,46 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from schemas.stats import RequestFinished
 from schemas.topics import FINISHED
 from streams.bus.reader import Reader
-from tests.gateway.rig import Rig, text_of, until
+from tests.gateway.rig import Door, Rig, text_of, until
 from tests.stack import Stack
 
 pytestmark = pytest.mark.real
 
 
-async def test_a_gateway_that_was_replaced_in_its_pause_reports_nothing(rig: Rig, stack: Stack) -> None:
-    """Else a request that the reconciler has closed would be counted twice."""
-    ports = [(stack.ports.allot(f"replaced-{n}"), stack.ports.allot(f"replaced-{n}-internal")) for n in range(2)]
-    old = rig.gateway(*ports[0])
-    rig.ready(old.child, rig.worker(WORKER_STEP_MS="20"))
+@asynccontextmanager
+async def held(rig: Rig, stack: Stack, step_ms: int) -> AsyncIterator[tuple[Door, Reader]]:
+    """A gateway at its place, with a worker of `step_ms` a step, and a reader of what it reports from now on."""
+    old = rig.gateway(stack.ports.allot("replaced-old"), stack.ports.allot("replaced-old-internal"))
+    rig.ready(old.child, rig.worker(WORKER_STEP_MS=str(step_ms)))
     old.sees(1)
     partitions = dict.fromkeys(range(rig.settings.partitions(FINISHED)), "end")
     async with Reader(rig.settings, {FINISHED: partitions}, "rows") as reader:  # type: ignore[dict-item]
+        yield old, reader
+
+
+def newcomer(rig: Rig, stack: Stack) -> Door:
+    """The next process for the same place: its claim waits for the silence of the one before."""
+    new = rig.gateway(stack.ports.allot("replaced-new"), stack.ports.allot("replaced-new-internal"))
+    rig.ready(new.child)
+    return new
+
+
+async def test_a_gateway_that_was_replaced_in_its_pause_reports_nothing(rig: Rig, stack: Stack) -> None:
+    """Else a request that the reconciler has closed would be counted twice."""
+    async with held(rig, stack, step_ms=20) as (old, reader):
         streams = [asyncio.create_task(text_of(old, rig.model.name, f"{n}", 1000)) for n in range(3)]
         await until(lambda: old.rows() == 3, 20, "all run")
         os.kill(old.child.pid, signal.SIGSTOP)
         try:
-            new = rig.gateway(*ports[1])  # its claim waits for the silence
-            await asyncio.to_thread(rig.ready, new.child)
+            new = await asyncio.to_thread(newcomer, rig, stack)
             for stream in streams:
                 stream.cancel()  # the clients go: the old one will want to report that
             await asyncio.gather(*streams, return_exceptions=True)
@@ -45,13 +59,8 @@ async def test_a_gateway_that_was_replaced_in_its_pause_reports_nothing(rig: Rig
 
 async def test_rows_that_waited_out_the_pause_in_a_queue_stay_there(rig: Rig, stack: Stack) -> None:
     """The chats had ended when the pause came, and their rows waited for the next tick of their topic."""
-    ports = [(stack.ports.allot(f"queued-{n}"), stack.ports.allot(f"queued-{n}-internal")) for n in range(2)]
-    old = rig.gateway(*ports[0])
-    rig.ready(old.child, rig.worker(WORKER_STEP_MS="1"))
-    old.sees(1)
-    partitions = dict.fromkeys(range(rig.settings.partitions(FINISHED)), "end")
     linger_s = FINISHED.linger_ms / 1000
-    async with Reader(rig.settings, {FINISHED: partitions}, "rows") as reader:  # type: ignore[dict-item]
+    async with held(rig, stack, step_ms=1) as (old, reader):
         chats = [asyncio.create_task(text_of(old, rig.model.name, f"{n}", 3)) for n in range(8)]
         await asyncio.wait(chats, return_when=asyncio.FIRST_COMPLETED)
         if time.monotonic() % linger_s > 0.7 * linger_s:  # processes share the clock: no tick is to be near
@@ -59,8 +68,7 @@ async def test_rows_that_waited_out_the_pause_in_a_queue_stay_there(rig: Rig, st
         os.kill(old.child.pid, signal.SIGSTOP)
         rows: list[RequestFinished] = []
         try:
-            new = rig.gateway(*ports[1])
-            await asyncio.to_thread(rig.ready, new.child)
+            new = await asyncio.to_thread(newcomer, rig, stack)
             for chat in chats:
                 chat.cancel()
             await asyncio.gather(*chats, return_exceptions=True)

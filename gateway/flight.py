@@ -50,10 +50,15 @@ class Flight:
     tier: Tier = Tier.NONE
     losses: int = 0  # attempts that were lost: at most MAX_REDRIVES are made good
     crashes: int = 0  # of these, with the engine's own word that it crashed
-    refusals: int = 0  # attempts that a worker did not take
-    unheard: int = 0  # not among these: it took this gateway for dead
+    waits: int = 0  # since an attempt last ran, refusals after which nothing was left but to wait
+    again_at: float = 0.0  # while parked: not tried before then
     avoid: set[int] = field(default_factory=set)
     resolved_anew: bool = False
+
+    @property
+    def ran(self) -> bool:
+        """Whether an attempt ran, or may have: its client may have seen tokens, and waits for the rest."""
+        return bool(self.output.ids) or self.losses > 0
 
     @property
     def cost(self) -> int:

@@ -2,7 +2,9 @@
 
 Owns: the truth about each request between its acceptance and its End. A request has at most one attempt that counts;
 events of any other are dropped. Tokens are delivered in order, once. It ends exactly once, and whatever attempt may
-still run then gets a Cancel.
+still run then gets a Cancel. A refusal that may pass is waited out: the request is tried where nobody has refused it
+yet, at once, then anywhere, with back-off. One that ran waits up to its deadline, as it does where no replica is live;
+one that never ran is refused after MAX_WAITS.
 
 Ordering relied on: `events` are fed in the order of the gateway's `tokens` partition, and SendSubmit and SendCancel
 reach a replica's partition in the order they were returned. Two clocks: `now` is monotonic and is for deadlines;
@@ -23,8 +25,8 @@ from schemas.tokens import Admitted, Finished, Rejected, TokenBatch, TokenEvent,
 from streams.presence.holders import Lost
 
 MAX_REDRIVES = 2
-MAX_REFUSALS = 8
-MAX_UNHEARD = 100  # refusals because this gateway is taken for dead: about one a tick, until its next beat is heard
+BACKOFF_S = (0.1, 0.2, 0.4, 0.5)  # before the first further try after a refusal, the second, ...; then always the last
+MAX_WAITS = 8  # 3.1 s of back-off: after a pause, workers hear this gateway's beat again well before that
 UNANSWERED_S = 1.0  # a Submit that its replica says it has read must be answered by then
 
 ENDINGS: dict[FinishReason, tuple[Outcome, str]] = {
@@ -86,7 +88,7 @@ class Flights:
         if flight is None or flight.phase is not Phase.WRITING:
             return []
         actions = list(self._close(flight))
-        if not flight.output.ids and flight.losses == 0:
+        if not flight.ran:
             return [*actions, *self._end(flight, Outcome.UNAVAILABLE, "broker", "the broker did not take the request")]
         flight.phase = Phase.PARKED
         return actions
@@ -140,7 +142,8 @@ class Flights:
                 actions += self._close(flight)
                 actions += self._end(flight, Outcome.DEADLINE, "deadline", "the request's time is over")
             elif flight.phase is Phase.PARKED:
-                actions += self._start(flight, now)
+                if now >= flight.again_at:
+                    actions += self._start(flight, now)
             elif flight.phase is Phase.WRITTEN and flight.offset is not None:
                 if not self._loads.covers(flight.replica, flight.incarnation, flight.offset):
                     continue
@@ -177,7 +180,7 @@ class Flights:
     def _answered(self, flight: Flight) -> None:
         """The attempt runs. The batch that says so carried a report that covers it, so it counts there from now on."""
         if flight.phase is not Phase.ADMITTED:
-            flight.phase = Phase.ADMITTED
+            flight.phase, flight.waits = Phase.ADMITTED, 0
             self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
 
     def _replaced(self, flight: Flight, event: Rejected, now: float) -> Iterator[Action]:
@@ -189,29 +192,26 @@ class Flights:
 
     def _rejected(self, flight: Flight, event: Rejected, now: float) -> Iterator[Action]:
         reason, detail = event.reason, event.detail
-        if reason is RejectReason.GATEWAY_LOST:
-            flight.unheard += 1
-        else:
-            flight.refusals += 1
-        patient = flight.refusals <= MAX_REFUSALS and flight.unheard <= MAX_UNHEARD
+        patient = flight.ran or flight.waits < MAX_WAITS
         if reason is RejectReason.RETIRED and not flight.output.ids and not flight.resolved_anew:
             ask = self._resolver(flight.ask)
-            if ask is not None and (ask.adapter != flight.ask.adapter or patient):
-                self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
-                flight.phase = Phase.PARKED
-                if ask.adapter != flight.ask.adapter:  # else the table here is behind: the next tick asks again
-                    flight.ask, flight.resolved_anew = ask, True
-                    yield from self._start(flight, now)
+            if ask is not None and ask.adapter != flight.ask.adapter:
+                self._park(flight)
+                flight.ask, flight.resolved_anew = ask, True
+                yield from self._start(flight, now)
+            elif ask is not None and patient:  # the table here is behind
+                self._park(flight)
+                self._wait(flight, now)
             else:
                 yield from self._end(flight, Outcome.FAILED, "retired", f"{flight.ask.model} is retired")
         elif reason in PASSING and patient:
-            self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
+            self._park(flight)
             flight.avoid.add(flight.replica)
-            flight.phase = Phase.PARKED
-            # At once only where nobody has refused it yet; else the next tick, by when a beat may have told more.
             target = self._router(flight)
             if isinstance(target, Route) and target.replica not in flight.avoid:
                 yield from self._start(flight, now)
+            else:
+                self._wait(flight, now)
         elif reason is RejectReason.OVERLOADED:
             yield from self._end(flight, Outcome.OVERLOADED, "overloaded", detail)
         elif reason in (RejectReason.STALE, RejectReason.DRAINING, RejectReason.GATEWAY_LOST):
@@ -220,6 +220,16 @@ class Flights:
             yield from self._end(flight, Outcome.DEADLINE, "deadline", detail)
         else:
             yield from self._end(flight, Outcome.FAILED, reason.value, detail)
+
+    def _park(self, flight: Flight) -> None:
+        """The attempt was not taken: nothing of it runs."""
+        self._loads.dropped(flight.replica, flight.incarnation, (flight.ask.request_id, flight.attempt))
+        flight.phase = Phase.PARKED
+
+    def _wait(self, flight: Flight, now: float) -> None:
+        """Not in a tight circle: by the next try a beat may have told more."""
+        flight.again_at = now + BACKOFF_S[min(flight.waits, len(BACKOFF_S) - 1)]
+        flight.waits += 1
 
     def _read(self, flight: Flight) -> bool:
         """Whether the replica has read the attempt's Submit, as far as it has said."""
@@ -230,10 +240,10 @@ class Flights:
     def _unread(self, flight: Flight, now: float) -> Iterator[Action]:
         """Its replica's last word says that it never read the Submit: nothing ran, so nothing failed."""
         yield from self._close(flight)
-        flight.refusals += 1
-        if flight.refusals > MAX_REFUSALS:
+        if flight.waits >= MAX_WAITS and not flight.ran:
             yield from self._end(flight, Outcome.UNAVAILABLE, "no_replica", "one replica after the other is gone")
             return
+        flight.waits += 1
         flight.avoid.add(flight.replica)
         flight.phase = Phase.PARKED
         yield from self._start(flight, now)

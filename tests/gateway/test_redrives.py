@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.flight import Deliver, End, SendCancel, SendSubmit
-from gateway.flights import MAX_REDRIVES, MAX_REFUSALS, UNANSWERED_S
+from gateway.flights import MAX_REDRIVES, MAX_WAITS, UNANSWERED_S
 from schemas.reasons import FinishReason, Outcome
 from schemas.replicas import ENGINE_CRASHED
 from schemas.tokens import LoadReport
@@ -81,7 +81,7 @@ def test_an_engine_that_crashed_before_it_read_the_request_is_not_held_against_i
 
 def test_one_replica_after_the_other_gone_unread_ends_it_at_last(desk: Desk) -> None:
     submit, actions = desk.open(), []
-    for _ in range(MAX_REFUSALS + 1):
+    for _ in range(MAX_WAITS + 1):
         actions = desk.flights.lost([Lost(submit.replica, submit.incarnation, "gone", "left")], 1.0)
         submit = next((action.submit for action in actions if isinstance(action, SendSubmit)), submit)
     assert only(actions, End).outcome is Outcome.UNAVAILABLE

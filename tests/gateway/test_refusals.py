@@ -1,14 +1,15 @@
 """A Submit that its replica refuses: what is tried again, where, when, and for how long."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from gateway.flight import Deliver, End, SendSubmit
-from gateway.flights import MAX_REFUSALS, MAX_UNHEARD
-from schemas.reasons import FinishReason, Outcome, RejectReason
+from gateway.flights import BACKOFF_S, MAX_WAITS
+from schemas.reasons import Outcome, RejectReason
 from streams.presence.holders import Lost
-from tests.gateway.desk import Desk, admitted, ask, cancel, finished, only, rejected, tokens
+from tests.gateway.desk import Desk, admitted, ask, cancel, only, rejected, tokens
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ def test_passing_refusals_are_tried_elsewhere_at_once(desk: Desk, reason: Reject
     [
         (RejectReason.DRAINING, Outcome.UNAVAILABLE),
         (RejectReason.STALE, Outcome.UNAVAILABLE),
+        (RejectReason.GATEWAY_LOST, Outcome.UNAVAILABLE),
         (RejectReason.OVERLOADED, Outcome.OVERLOADED),
         (RejectReason.UNKNOWN_ADAPTER, Outcome.FAILED),
     ],
@@ -43,28 +45,62 @@ def test_refused_by_all_it_waits_for_ticks_and_gives_up_at_last(
 ) -> None:
     desk.live = [1]
     submit = desk.open()
-    for now in range(MAX_REFUSALS):
-        assert desk.hear(submit, rejected(submit, reason)) == []  # not in a tight circle
-        submit = only(desk.flights.tick(1.0 + now, 0.0), SendSubmit).submit
+    for now in range(MAX_WAITS):
+        assert desk.hear(submit, rejected(submit, reason), now=1.0 + now) == []  # not in a tight circle
+        submit = only(desk.flights.tick(2.0 + now, 0.0), SendSubmit).submit
     assert only(desk.hear(submit, rejected(submit, reason)), End).outcome is outcome
 
 
-def test_taken_for_dead_it_waits_until_its_beat_is_heard(desk: Desk) -> None:
-    """After a pause of this process, and for as long as it takes to make sure of its place."""
+@pytest.mark.parametrize(
+    "reason",
+    [
+        RejectReason.STALE,
+        RejectReason.DRAINING,
+        RejectReason.OVERLOADED,
+        RejectReason.GATEWAY_LOST,
+        RejectReason.UNKNOWN_ADAPTER,
+    ],
+)
+def test_one_that_ran_waits_until_it_is_taken(desk: Desk, reason: RejectReason) -> None:
+    """Its client sees a pause; the replicas see a try now and then."""
     submit = desk.open()
     desk.hear(submit, tokens(submit, 0, 11))
-    actions, now = desk.hear(submit, finished(submit, 1, FinishReason.GATEWAY_LOST)), 1.0
-    for _ in range(MAX_UNHEARD):
-        actions = actions or desk.flights.tick(now := now + 0.1, 0.0)
-        submit = only(actions, SendSubmit).submit
-        actions = desk.hear(submit, rejected(submit, RejectReason.GATEWAY_LOST))
-    submit = only(desk.flights.tick(now, 0.0), SendSubmit).submit
+    actions, tries = desk.flights.lost([Lost(1, 101, "silent")], 1.0), []
+    for step in range(3000):
+        now = 1.0 + step / 100
+        if actions := actions or desk.flights.tick(now, 0.0):
+            tries.append(now)
+            submit = only(actions, SendSubmit).submit
+            actions = desk.hear(submit, rejected(submit, reason), now=now)
+    assert tries[:2] == [1.0, 1.01]  # the other replicas, at once
+    assert [b - a for a, b in pairwise(tries[1:7])] == pytest.approx([*BACKOFF_S, *BACKOFF_S[-1:]], abs=0.011)
+    assert 50 < len(tries) < 70
+    submit = only(desk.flights.tick(40.0, 0.0), SendSubmit).submit
     assert submit.generated == [11]
     assert desk.hear(submit, tokens(submit, 1, 12)) == [Deliver("r", [12])]
-    [again] = desk.flights.lost([Lost(submit.replica, submit.incarnation, "gone")], 9.0)[1:]
-    submit = only([again], SendSubmit).submit
-    end = only(desk.hear(submit, rejected(submit, RejectReason.GATEWAY_LOST)), End)
-    assert (end.outcome, end.finish) == (Outcome.UNAVAILABLE, "gateway_lost")
+    assert desk.flights.redrives == 1
+
+
+def test_one_that_ran_waits_no_longer_than_its_deadline(desk: Desk) -> None:
+    submit = desk.open(ask(deadline_at=5.0))
+    desk.hear(submit, tokens(submit, 0, 11))
+    desk.live = [2]
+    submit = only(desk.flights.lost([Lost(1, 101, "silent")], 1.0), SendSubmit).submit
+    assert desk.hear(submit, rejected(submit, RejectReason.OVERLOADED), now=4.9) == []
+    assert desk.flights.tick(5.0, 0.0) == [End("r", Outcome.DEADLINE, "deadline", "the request's time is over")]
+
+
+def test_what_ran_in_between_is_no_refusal(desk: Desk) -> None:
+    """Each time that replicas refuse it begins anew: the first tries come quickly."""
+    desk.live = [1]
+    submit = desk.open()
+    for now in (1.0, 2.0, 3.0):
+        desk.hear(submit, rejected(submit, RejectReason.OVERLOADED), now=now)
+        submit = only(desk.flights.tick(now + 0.9, 0.0), SendSubmit).submit
+    desk.hear(submit, admitted(submit))
+    submit = only(desk.flights.lost([Lost(1, 101, "silent")], 5.0), SendSubmit).submit
+    desk.hear(submit, rejected(submit, RejectReason.OVERLOADED), now=6.0)
+    assert desk.flights.tick(6.0 + BACKOFF_S[0], 0.0) != []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +156,7 @@ def test_retired_while_the_table_here_is_behind(desk: Desk) -> None:
     submit = desk.open()
     desk.resolved = ask()
     assert desk.hear(submit, rejected(submit, RejectReason.RETIRED)) == []
-    submit = only(desk.flights.tick(1.0, 0.0), SendSubmit).submit
+    submit = only(desk.flights.tick(2.0, 0.0), SendSubmit).submit
     desk.resolved = replace(ask(), adapter="acme/x@2", content_id="c2")
     again = only(desk.hear(submit, rejected(submit, RejectReason.RETIRED)), SendSubmit).submit
     assert again.adapter == "acme/x@2"
@@ -129,9 +165,9 @@ def test_retired_while_the_table_here_is_behind(desk: Desk) -> None:
 def test_retired_after_many_other_refusals_is_resolved_all_the_same(desk: Desk) -> None:
     desk.live = [1]
     submit = desk.open()
-    for now in range(MAX_REFUSALS):
+    for now in range(MAX_WAITS):
         desk.hear(submit, rejected(submit, RejectReason.OVERLOADED))
-        submit = only(desk.flights.tick(1.0 + now, 0.0), SendSubmit).submit
+        submit = only(desk.flights.tick(2.0 + now, 0.0), SendSubmit).submit
     desk.resolved = replace(ask(), adapter="acme/x@2", content_id="c2")
     assert only(desk.hear(submit, rejected(submit, RejectReason.RETIRED)), SendSubmit).submit.adapter == "acme/x@2"
 
@@ -143,9 +179,9 @@ def test_retired_for_good(desk: Desk) -> None:
     # Told by the table here again and again that it is ready: an end all the same.
     submit = desk.open()
     desk.resolved = ask()
-    for now in range(MAX_REFUSALS):
+    for now in range(MAX_WAITS):
         assert desk.hear(submit, rejected(submit, RejectReason.RETIRED)) == []
-        submit = only(desk.flights.tick(1.0 + now, 0.0), SendSubmit).submit
+        submit = only(desk.flights.tick(2.0 + now, 0.0), SendSubmit).submit
     assert only(desk.hear(submit, rejected(submit, RejectReason.RETIRED)), End).finish == "retired"
 
 

@@ -137,6 +137,8 @@ def _outage(made: Schedule, rng: random.Random) -> None:
 
 
 def _kills(made: Schedule, rng: random.Random) -> None:
+    """Where the survivors have room for few, what ran waits until somebody is back."""
+    made.chances.worker_limit = rng.choice((1, 2, 64, 64))
     for _ in range(rng.randint(1, 2)):
         _kill(made, rng, "worker")
     if rng.random() < 0.3:

@@ -281,6 +281,8 @@ class World:
         stopped = client.got[-1:] == [END_OF_TEXT]
         if outcome is Outcome.OK and finish != ("stop" if stopped else "length") and client.stops_after is None:
             raise Broken(f"{client.request_id} ended by {finish}")
+        if client.got and outcome in (Outcome.OVERLOADED, Outcome.UNAVAILABLE):
+            raise Broken(f"{client.request_id} has {len(client.got)} tokens, and ends as {outcome}: {finish}")
         if outcome is Outcome.DEADLINE and self.now < client.deadline_at:
             raise Broken(f"{client.request_id} ends {client.deadline_at - self.now:.3f} s before its deadline")
         if self.now > max(client.deadline_at, self.schedule.quiet_at) + PROMPT_END_S:

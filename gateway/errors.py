@@ -37,6 +37,7 @@ REASONS: dict[str, Shape] = {
     "method_not_allowed": Shape(405, INVALID, "method_not_allowed"),
     "body_too_slow": Shape(408, INVALID, "body_too_slow"),
     "body_too_large": Shape(413, INVALID, "body_too_large"),
+    "expectation_failed": Shape(417, INVALID, "expectation_failed"),
     "conflict": Shape(409, "conflict_error", "conflict"),
     "refused": Shape(422, INVALID, "registration_refused"),
     # what passes

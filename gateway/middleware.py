@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID = web.RequestKey("request_id", str)
 STREAMING = web.RequestKey("streaming", bool)  # its headers have left: no other answer can follow
-HTTP_REASONS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+HTTP_REASONS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 417: "expectation_failed"}
 
 
 def answering(metrics: Metrics) -> Middleware:
@@ -25,12 +25,9 @@ def answering(metrics: Metrics) -> Middleware:
         try:
             response = await handler(request)
         except ApiError as problem:
-            response = _error(problem)
-            metrics.refused(problem.reason)
+            response = error_answer(problem, metrics)
         except web.HTTPException as problem:
-            reason = HTTP_REASONS.get(problem.status, "invalid_request" if problem.status < 500 else "internal")
-            response = _error(ApiError(reason, _about(request, problem)))
-            metrics.refused(reason)
+            response = error_answer(from_http(request, problem), metrics)
         except ConnectionError:
             raise  # the client went away while its body was read
         except Exception:
@@ -38,8 +35,8 @@ def answering(metrics: Metrics) -> Middleware:
             if request.get(STREAMING) and request.transport is not None:
                 request.transport.abort()
                 raise
-            response = _error(ApiError("internal", f"request {request[REQUEST_ID]} failed here: it is in our log"))
-            metrics.refused("internal")
+            told = f"request {request[REQUEST_ID]} failed here: it is in our log"
+            response = error_answer(ApiError("internal", told), metrics)
         if not response.prepared:
             response.headers.setdefault("x-request-id", request[REQUEST_ID])
         return response
@@ -47,13 +44,19 @@ def answering(metrics: Metrics) -> Middleware:
     return middleware
 
 
-def _about(request: web.Request, problem: web.HTTPException) -> str:
+def from_http(request: web.BaseRequest, problem: web.HTTPException) -> ApiError:
+    """What aiohttp says by itself, in our words."""
+    reason = HTTP_REASONS.get(problem.status, "invalid_request" if problem.status < 500 else "internal")
     if isinstance(problem, web.HTTPRequestEntityTooLarge):
-        return f"the body is too large: {problem.text}"
-    return f"{request.method} {request.path}: {problem.reason}"
+        return ApiError(reason, f"the body is too large: {problem.text}")
+    if isinstance(problem, web.HTTPExpectationFailed):
+        return ApiError(reason, "Expect: only 100-continue is served", "Expect")
+    return ApiError(reason, f"{request.method} {request.path}: {problem.reason}")
 
 
-def _error(problem: ApiError) -> web.Response:
+def error_answer(problem: ApiError, metrics: Metrics) -> web.Response:
+    """The answer, counted."""
+    metrics.refused(problem.reason)
     headers = {"Content-Type": "application/json"} | problem.headers()
     return web.Response(status=problem.status, body=problem.body(), headers=headers)
 

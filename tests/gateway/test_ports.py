@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -68,6 +69,42 @@ async def test_a_key_in_a_bad_request_is_not_logged(port: int, bad: str, caplog:
         assert (await said(port, bad.encode("latin1"))).startswith(b"HTTP/1.0 400")
     assert KEY not in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("bad", "status", "param"),
+    [
+        (b"nonsense\r\n\r\n", 400, None),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, None),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 400, None),
+        (b"POST /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400, None),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n", 400, None),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n", 400, None),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nExpect: pies\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+            417,
+            "Expect",
+        ),
+        (b"GET /no HTTP/1.1\r\nHost: x\r\nExpect: pies\r\nConnection: close\r\n\r\n", 417, "Expect"),
+        (b"GET /no HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, None),
+    ],
+)
+async def test_what_no_handler_sees_is_answered_as_the_api_does(
+    port: int, bad: bytes, status: int, param: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, _, told = (await said(port, bad)).partition(b"\r\n\r\n")
+    assert head.split()[1] == str(status).encode()
+    assert b"Content-Type: application/json" in head
+    error = json.loads(told)["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "Traceback" not in caplog.text
+
+
+async def test_an_expected_continue_is_given(port: int) -> None:
+    answer = await said(port, post(b"12345", "Expect: 100-continue", "Connection: close"))
+    assert answer.startswith(b"HTTP/1.1 100 Continue")
+    assert answer.endswith(b"\r\n\r\n5")
 
 
 @pytest.mark.parametrize("packing", ["gzip", "deflate", "br", "zstd", "nonsense"])

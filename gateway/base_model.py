@@ -8,11 +8,16 @@ from typing import Any
 from gateway.template import ChatTemplate, token_text
 from gateway.vocabulary import Vocabulary
 from streams.adapters.base_model import base_hash
+from streams.bus.writer import MAX_RECORD_BYTES
+
+# Prompt and output stand in one Submit when an attempt is begun anew at its end. So many ids fit into a record, at five
+# bytes each at most, beside 20 kB for the rest; a chat beyond it is refused as one beyond the model's context is.
+MOST_IDS = (MAX_RECORD_BYTES - 20_000) // 5
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """`stop_ids` end an output. `created` is the folder's time, unix seconds."""
+    """`context`: the most tokens of prompt and output. `stop_ids` end an output. `created`: the folder's time, unix."""
 
     name: str
     base_hash: str
@@ -30,7 +35,7 @@ class BaseModel:
         return cls(
             name=name or folder.resolve().name,
             base_hash=base_hash(folder),
-            context=int(config["max_position_embeddings"]),
+            context=min(int(config["max_position_embeddings"]), MOST_IDS),
             stop_ids=_stop_ids(folder, config, vocabulary),
             vocabulary=vocabulary,
             template=ChatTemplate.of(folder),

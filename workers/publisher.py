@@ -3,7 +3,8 @@
 Owns the words not yet handed to the Writer, per gateway incarnation, and hands them over in order. What one engine step
 or one read of `requests` says becomes one record per gateway, with the load as of then. While AHEAD records of a
 gateway are unacknowledged (the broker is away or slow), words pile up here instead and the tokens of one attempt grow
-together: memory is bounded by what open attempts may say, and nothing is lost.
+together: memory is bounded by what open attempts may say, and nothing is lost. What is too much for one record goes out
+in several; no single event comes near a record's limit.
 
 A record that the Writer gives up is a gap, which absolute positions show to the gateway. A last word (Finished,
 Rejected) has no successor that would show the gap: it is said again, behind everything said since. A crash loses
@@ -15,18 +16,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from schemas.tokens import Finished, LoadReport, Rejected, TokenBatch, TokenEvent, Tokens
 from schemas.topics import TOKENS
 from streams.bus.errors import BusUnavailable
-from streams.bus.writer import Writer, Written
+from streams.bus.writer import MAX_RECORD_BYTES, Writer, Written
 from workers.sequences import Say
 
 log = logging.getLogger(__name__)
 
 AHEAD = 64
-MOST_TOKENS = 50_000  # per record: five bytes each at most, far below the largest record
+MOST_BYTES = MAX_RECORD_BYTES - 4_000  # of a record's events; the rest is for what stands around them
+MOST_IDS = 1_000  # of one event
+MOST_DETAIL = 2_000  # characters
 
 Gateway = tuple[int, int]  # place, incarnation
+_PACK = msgspec.msgpack.Encoder()
 
 
 @dataclass
@@ -57,9 +63,15 @@ class Publisher:
         """Goes out with the next flush."""
         outbox = self._outboxes.setdefault((say.gateway, say.gateway_incarnation), _Outbox())
         event, key = say.event, (say.event.request_id, say.event.attempt)
+        if isinstance(event, Finished | Rejected) and len(event.detail) > MOST_DETAIL:
+            event = msgspec.structs.replace(event, detail=event.detail[:MOST_DETAIL])
         if isinstance(event, Tokens) and (index := outbox.last.get(key)) is not None:
             before = outbox.events[index]
-            if isinstance(before, Tokens) and before.position + len(before.ids) == event.position:
+            if (
+                isinstance(before, Tokens)
+                and before.position + len(before.ids) == event.position
+                and len(before.ids) < MOST_IDS
+            ):
                 before.ids.extend(event.ids)
                 return
         outbox.last[key] = len(outbox.events)
@@ -124,11 +136,11 @@ class Publisher:
 
 
 def _cut(outbox: _Outbox) -> list[TokenEvent]:
-    """Takes the first events out, up to MOST_TOKENS in all; at least one."""
+    """Takes the first events out, up to MOST_BYTES in all."""
     size = 0
     for index, event in enumerate(outbox.events):
-        size += len(event.ids) if isinstance(event, Tokens) else 1
-        if size > MOST_TOKENS and index:
+        size += len(_PACK.encode(event))
+        if size > MOST_BYTES and index:
             events, outbox.events = outbox.events[:index], outbox.events[index:]
             outbox.last = _last(outbox.events)
             return events

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from schemas.codec import encode
 from schemas.reasons import FinishReason, RejectReason, Tier
 from schemas.tokens import Admitted, Finished, LoadReport, Rejected, TokenBatch, TokenEvent, Tokens
 from streams.bus.errors import MaybeWritten, NotWritten
-from streams.bus.writer import Writer, Written
-from workers.publisher import AHEAD, MOST_TOKENS, Publisher
+from streams.bus.writer import MAX_RECORD_BYTES, Writer, Written
+from workers.publisher import AHEAD, MOST_DETAIL, MOST_IDS, Publisher
 from workers.sequences import Say
 
 
@@ -26,6 +27,8 @@ class Hand:
     def send_nowait(self, topic: Any, value: TokenBatch, *, partition: int) -> asyncio.Future[Written]:
         if self.full:
             raise NotWritten("full")
+        if len(encode(topic, value)) > MAX_RECORD_BYTES:
+            raise ValueError("too large")
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
         self.records.append((partition, value, future))
         return future
@@ -111,11 +114,36 @@ async def test_a_lost_record_leaves_a_gap_and_its_last_words_are_said_again(hand
     assert hand.events(4) == [Tokens("r", 0, 2, [102])]
 
 
-async def test_a_record_stays_below_the_largest(hand: Hand, publisher: Publisher) -> None:
-    for request in range(3):
-        publisher.add(Say(1, 9, Tokens(f"r{request}", 0, 0, [7] * (MOST_TOKENS // 2 + 1))))
+async def test_many_small_events_go_out_in_records_that_fit(hand: Hand, publisher: Publisher) -> None:
+    """Each of a few bytes, most of them its request's name."""
+    names = [f"{n:032x}" for n in range(60_000)]
+    for name in names:
+        publisher.add(Say(1, 9, Rejected(name, 0, RejectReason.OVERLOADED, "64 open")))
     publisher.flush()
-    assert [[e.request_id for e in batch.events] for _, batch, _ in hand.records] == [["r0"], ["r1"], ["r2"]]
+    assert [event.request_id for event in hand.events()] == names
+    assert len(hand.records) == 4  # no more than it takes
+
+
+async def test_a_long_output_goes_out_in_events_that_fit(hand: Hand, publisher: Publisher) -> None:
+    """Of a sequence whose gateway could not be reached for all of its life."""
+    hand.full = True
+    for position in range(200_000):
+        publisher.add(Say(1, 9, Tokens("r", 0, position, [4_000_000 + position])))
+    hand.full = False
+    publisher.flush()
+    events = [event for event in hand.events() if isinstance(event, Tokens)]
+    assert max(len(event.ids) for event in events) <= MOST_IDS
+    assert [event.position for event in events] == list(range(0, 200_000, MOST_IDS))
+    assert [i for event in events for i in event.ids] == list(range(4_000_000, 4_200_000))
+    assert len(hand.records) == 2
+
+
+async def test_an_error_told_at_length_is_told_all_the_same(hand: Hand, publisher: Publisher) -> None:
+    publisher.add(Say(1, 9, Finished("r", 0, 4, FinishReason.ERROR, "why " * 500_000)))
+    publisher.add(Say(1, 9, Rejected("s", 0, RejectReason.TOO_LONG, "why " * 500_000)))
+    publisher.flush()
+    told = [(event.request_id, len(event.detail)) for event in hand.events() if isinstance(event, Finished | Rejected)]
+    assert told == [("r", MOST_DETAIL), ("s", MOST_DETAIL)]
 
 
 async def test_a_replaced_worker_says_nothing_more(hand: Hand, publisher: Publisher) -> None:

@@ -34,6 +34,7 @@ from schemas.requests import Sampling
 
 log = logging.getLogger(__name__)
 
+HEARD_WITHIN_S = 1.0
 HEADERS_AFTER_S = 10.0
 KEEP_ALIVE_S = 15.0
 WRITE_LIMIT_S = 10.0
@@ -83,7 +84,7 @@ class Chat:
     async def post(self, request: web.Request) -> web.StreamResponse:
         """Raises ApiError until the first token has come."""
         arrived_at = time.monotonic()
-        self._readiness.check()
+        await self._heard()
         customer = self._keys.allow(request.headers.get("Authorization"), Role.CUSTOMER).customer
         if not self._in_flight.enter(customer.customer, customer.max_in_flight):
             raise ApiError("too_many_in_flight", f"{customer.max_in_flight} requests of this customer are open already")
@@ -95,6 +96,16 @@ class Chat:
                 return await (answer.stream() if chat.stream else answer.whole())
         finally:
             self._in_flight.leave(customer.customer)
+
+    async def _heard(self) -> None:
+        """A pause of this process looks like the broker's silence until its readers have run: no reason to refuse.
+
+        Raises ApiError.
+        """
+        end = time.monotonic() + HEARD_WITHIN_S
+        while self._readiness.deaf and time.monotonic() < end:  # noqa: ASYNC110 - a clock's tick tells, not an event
+            await asyncio.sleep(0.02)
+        self._readiness.check()
 
     async def _ask(self, request_id: str, customer: str, chat: ChatRequest, arrived_at: float) -> Ask:
         target = self._catalogue.resolve(customer, chat.model)

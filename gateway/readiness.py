@@ -18,6 +18,11 @@ class Readiness:
     claimed: bool = False
     stopping: bool = False
 
+    @property
+    def deaf(self) -> bool:
+        """Whether nothing is missing but the broker's word."""
+        return self.claimed and not self.stopping and not self.hearing()
+
     def why_not(self) -> ApiError | None:
         if self.stopping:
             return ApiError("stopping", "this gateway is shutting down")

@@ -32,7 +32,8 @@ def public_app(
         return json_answer(orjson.dumps(told), 200 if problem is None else 503)
 
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics)])
-    app.router.add_post("/v1/chat/completions", chat.post)
+    app.router.add_post("/v1/chat/completions", chat.chat)
+    app.router.add_post("/v1/completions", chat.complete)
     app.router.add_get("/v1/models", models.list)
     app.router.add_get("/v1/models/{model:.+}", models.get)
     app.router.add_get("/healthz", healthz)

@@ -6,6 +6,7 @@ from enum import StrEnum
 from gateway.sequencer import Sequencer
 from schemas.reasons import Outcome, Tier
 from schemas.requests import Cancel, Sampling, Submit
+from schemas.tokens import Logprobs
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Flight:
     unanswered_since: float | None = None  # listening time since which a report covers the unanswered Submit
     output: Sequencer = field(default_factory=Sequencer)
     tier: Tier = Tier.NONE
+    cached: int = 0  # of the prompt's tokens, found in the prefix cache by the attempt that gave the first token
     losses: int = 0  # attempts that were lost: at most MAX_REDRIVES are made good
     crashes: int = 0  # of these, with the engine's own word that it crashed
     waits: int = 0  # since an attempt last ran, refusals after which nothing was left but to wait
@@ -87,6 +89,7 @@ class Deliver:
 
     request_id: str
     ids: list[int]
+    scores: list[Logprobs] = field(default_factory=list)  # one per id, where the request asks for them
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,9 @@ class Flights:
                     yield from self._redrive(flight, now, str(gap))
                 else:
                     if fresh:
-                        yield Deliver(flight.ask.request_id, fresh)
+                        if len(fresh) == flight.output.position:
+                            flight.cached = event.cached
+                        yield Deliver(flight.ask.request_id, fresh, event.scores[-len(fresh) :])
             case Finished():
                 if event.length > flight.output.position:
                     yield from self._redrive(flight, now, "the last tokens are missing")

@@ -13,10 +13,10 @@ from aiohttp import web
 
 from gateway.auth import Keys
 from gateway.body import read_body
+from gateway.decoding import decode
 from gateway.errors import ApiError
 from gateway.internal_auth import operator
 from gateway.middleware import json_answer
-from gateway.openai_api import decode
 from gateway.readiness import Readiness
 from gateway.registrar import confirmed
 from gateway.tables import Tables

@@ -1,61 +1,89 @@
-"""The line between one open request and its client: tokens that came and were not taken yet, and the last word.
+"""The lines between a client and its open outputs: tokens that came and were not taken yet, and the last words.
 
-It never holds more than the request's max_tokens, and one reader takes all there is at once.
+A line never holds more than its output's max_tokens, and the one reader of all of a client's lines takes all there is
+at once.
 """
 
 import asyncio
 from dataclasses import dataclass
 
 from gateway.flight import End, Flight
+from schemas.tokens import Logprobs
 
 
 @dataclass(frozen=True)
 class News:
-    """New tokens, and the end if it has come; it comes after every token."""
+    """New tokens, and the end if it has come; it comes after every token. `scores`: one per token, if asked for."""
 
+    line: "Line"
     ids: list[int]
+    scores: list[Logprobs]
     end: End | None
 
 
 class Line:
-    """`flight` is the request behind it. Times are monotonic seconds; None until then."""
+    """`flight` is the output behind it. Times are monotonic seconds; None until then."""
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: Flight, lines: "Lines") -> None:
         self.flight = flight
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.end: End | None = None
+        self._lines = lines
         self._ids: list[int] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._scores: list[Logprobs] = []
+        self._told = False  # the end was taken
 
-    def deliver(self, ids: list[int], now: float) -> None:
+    def deliver(self, ids: list[int], scores: list[Logprobs], now: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
         self._ids += ids
-        self._wake()
+        self._scores += scores
+        self._lines.wake()
 
     def finish(self, end: End) -> None:
         self.end = end
-        self._wake()
+        self._lines.wake()
 
-    async def news(self, timeout_s: float | None = None) -> News | None:
-        """What is new, as soon as there is something; None if nothing came within `timeout_s`."""
-        if not self._ids and self.end is None:
-            loop = asyncio.get_running_loop()
-            waiter = self._waiter = loop.create_future()
-            timer = None if timeout_s is None else loop.call_later(timeout_s, self._wake)
-            try:
-                await waiter
-            finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
-            if not self._ids and self.end is None:
-                return None
-        ids, self._ids = self._ids, []
-        return News(ids, self.end)
+    def take(self) -> News | None:
+        """What is new; None if nothing is."""
+        if not self._ids and (self.end is None or self._told):
+            return None
+        news = News(self, self._ids, self._scores, self.end)
+        self._ids, self._scores, self._told = [], [], self.end is not None
+        return news
 
-    def _wake(self) -> None:
+
+class Lines:
+    """All the lines of one client's request, in the order of its choices."""
+
+    def __init__(self) -> None:
+        self.all: list[Line] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def add(self, flight: Flight) -> Line:
+        self.all.append(line := Line(flight, self))
+        return line
+
+    async def news(self, timeout_s: float | None = None) -> list[News]:
+        """What is new on any of them, as soon as there is something; nothing if nothing came within `timeout_s`."""
+        if news := self._taken():
+            return news
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = None if timeout_s is None else loop.call_later(timeout_s, self.wake)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+        return self._taken()
+
+    def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _taken(self) -> list[News]:
+        return [news for line in self.all if (news := line.take()) is not None]

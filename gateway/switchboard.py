@@ -15,7 +15,7 @@ from gateway.dispatch import Dispatch
 from gateway.fleet import Fleet
 from gateway.flight import Action, Ask, Deliver, End, SendCancel, SendSubmit
 from gateway.flights import Flights, Resolver
-from gateway.line import Line
+from gateway.line import Line, Lines
 from schemas.reasons import Outcome
 from schemas.stats import RequestFinished
 from schemas.tokens import TokenBatch
@@ -72,16 +72,18 @@ class Switchboard:
         )
 
     @contextmanager
-    def open(self, ask: Ask) -> Iterator[Line]:
-        """Accepts a request. On leaving, what still runs for it is cancelled: its client has gone."""
-        flights = self._held()
-        flight, actions = flights.open(ask, time.monotonic())
-        line = self._lines[ask.request_id] = Line(flight)
+    def open(self, asks: Iterable[Ask]) -> Iterator[Lines]:
+        """Accepts a request's outputs. On leaving, what still runs of them is cancelled: their client has gone."""
+        flights, lines = self._held(), Lines()
         try:
-            self._perform(actions)
-            yield line
+            for ask in asks:
+                flight, actions = flights.open(ask, time.monotonic())
+                self._lines[ask.request_id] = lines.add(flight)
+                self._perform(actions)
+            yield lines
         finally:
-            self.cancel(line, Outcome.CANCELLED, "the client went away")
+            for line in lines.all:
+                self.cancel(line, Outcome.CANCELLED, "the client went away")
 
     def cancel(self, line: Line, outcome: Outcome, detail: str = "") -> None:
         """Ends the request, if it has not ended yet."""
@@ -139,7 +141,7 @@ class Switchboard:
         for action in actions:
             match action:
                 case Deliver():
-                    self._lines[action.request_id].deliver(action.ids, now)
+                    self._lines[action.request_id].deliver(action.ids, action.scores, now)
                 case SendSubmit():
                     self._dispatch.submit(action.submit)
                 case SendCancel():

@@ -55,6 +55,11 @@ class Vocabulary:
             beginning *= 2  # its tokens are long ones: blanks, say
         return self.encode(text)
 
+    def raw(self, token: int) -> bytes:
+        """The token's bytes; a special one's name."""
+        piece = self.pieces[token] if 0 <= token < len(self.pieces) else b""
+        return piece or (self._tokenizer.id_to_token(token) or "").encode()
+
     def id(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)
         return found

@@ -13,7 +13,7 @@ import uvloop
 from aiohttp import web
 
 from gateway import sse
-from gateway.openai_api import Usage
+from gateway.openai_api import PromptDetails, Usage
 
 
 async def serve(model: str) -> None:
@@ -21,10 +21,12 @@ async def serve(model: str) -> None:
 
     async def post(request: web.Request) -> web.StreamResponse:
         await request.read()
-        frames = sse.Frames(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, False)
+        frames = sse.ChatFrames(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, False)
         response = web.StreamResponse(headers=sse.HEADERS)
         await response.prepare(request)
-        await response.write(frames.role + frames.content("token") + frames.last("length", Usage(1, 1, 2)))
+        usage = Usage(1, 1, 2, PromptDetails(0))
+        out = frames.begin(0) + frames.text(0, "token") + frames.finish(0, "length") + frames.done(usage)
+        await response.write(out)
         await response.write_eof()
         return response
 

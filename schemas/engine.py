@@ -10,6 +10,7 @@ import msgspec
 
 from schemas.reasons import FinishReason
 from schemas.requests import Sampling
+from schemas.tokens import Logprobs
 
 
 class StartSequence(msgspec.Struct, frozen=True, tag="start", omit_defaults=True):
@@ -95,13 +96,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_rows: int
 
 
-class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logarithms. `own`: the token's; `likeliest`: (id, its) from the likeliest down."""
-
-    own: float
-    likeliest: list[tuple[int, float]]
-
-
 class Token(msgspec.Struct, frozen=True, tag="k", array_like=True):
     """`id` stands at output position `position`. A stop token is output like any other, as the last."""
 
@@ -132,7 +126,8 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
     `step` counts both. `adapters` is the number of different adapters among the rows. `tokens_in_flight`: prompt
     tokens not yet read plus output tokens still allowed, over all unfinished sequences. `joined`: sequences that got
-    their place in the batch since the last step.
+    their place in the batch since the last step. `cached`: for sequences whose first token this is, how many tokens
+    of the prompt stood in the prefix cache, where any did.
     """
 
     step: int
@@ -144,6 +139,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     tokens: list[Token]
     finished: list[SequenceFinished]
     joined: list[int] = []
+    cached: dict[int, int] = {}
 
 
 class Missing(msgspec.Struct, frozen=True, tag="missing"):

@@ -17,13 +17,25 @@ class Admitted(msgspec.Struct, frozen=True, tag="a", array_like=True):
     tier: Tier
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms. `own`: the token's; `likeliest`: (id, its) from the likeliest down."""
+
+    own: float
+    likeliest: list[tuple[int, float]]
+
+
 class Tokens(msgspec.Struct, frozen=True, tag="t", array_like=True):
-    """`ids` stand at output positions position, position + 1, ..."""
+    """`ids` stand at output positions position, position + 1, ...; `scores`: one of each, if the request asks for them.
+
+    `cached` of the prompt's tokens were found in the prefix cache; said with the attempt's first tokens.
+    """
 
     request_id: str
     attempt: int
     position: int
     ids: list[int]
+    scores: list[Logprobs] = []
+    cached: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, tag="f", array_like=True):

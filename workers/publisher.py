@@ -73,6 +73,7 @@ class Publisher:
                 and len(before.ids) < MOST_IDS
             ):
                 before.ids.extend(event.ids)
+                before.scores.extend(event.scores)
                 return
         outbox.last[key] = len(outbox.events)
         outbox.events.append(event)

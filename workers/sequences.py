@@ -106,7 +106,11 @@ class Sequences:
         for token in step.tokens:
             attempt = self._by_seq[token.seq]
             submit = attempt.submit
-            says.append(_say(submit, Tokens(submit.request_id, submit.attempt, token.position, [token.id])))
+            scores = [] if token.logprobs is None else [token.logprobs]
+            cached = step.cached.get(token.seq, 0)
+            says.append(
+                _say(submit, Tokens(submit.request_id, submit.attempt, token.position, [token.id], scores, cached))
+            )
             attempt.length = token.position + 1
             attempt.first_token_at = attempt.first_token_at if attempt.first_token_at is not None else now
         for finished in step.finished:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.chat import TOLD, failure
+from gateway.endings import TOLD, failure
 from gateway.errors import REASONS, ApiError
 from gateway.flight import End
 from gateway.flights import ENDINGS

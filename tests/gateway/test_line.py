@@ -3,38 +3,56 @@
 import asyncio
 
 from gateway.flight import Ask, End, Flight
-from gateway.line import Line, News
+from gateway.line import Line, Lines, News
 from schemas.reasons import Outcome
 from schemas.requests import Sampling
+from schemas.tokens import Logprobs
 
 END = End("r", Outcome.OK, "stop")
+SCORES = Logprobs(-1.0, [])
 
 
-def line() -> Line:
-    return Line(Flight(Ask("r", "acme", "m", "", "", [1], 8, Sampling(1), [], 0.0, 9.0)))
+def line(lines: Lines) -> Line:
+    return lines.add(Flight(Ask("r", "acme", "m", "", "", [1], 8, Sampling(1), [], 0.0, 9.0)))
 
 
 async def test_all_there_is_at_once() -> None:
-    ours = line()
-    ours.deliver([1, 2], 1.0)
-    ours.deliver([3], 2.0)
-    assert await ours.news() == News([1, 2, 3], None)
-    ours.deliver([4], 3.0)
+    lines = Lines()
+    ours = line(lines)
+    ours.deliver([1, 2], [], 1.0)
+    ours.deliver([3], [], 2.0)
+    assert await lines.news() == [News(ours, [1, 2, 3], [], None)]
+    ours.deliver([4], [SCORES], 3.0)
     ours.finish(END)
-    assert await ours.news() == News([4], END)
+    assert await lines.news() == [News(ours, [4], [SCORES], END)]
     assert (ours.first_token_at, ours.last_token_at) == (1.0, 3.0)
 
 
 async def test_waits_for_what_comes() -> None:
-    ours = line()
-    asyncio.get_running_loop().call_later(0.02, ours.deliver, [5], 1.0)
-    assert await ours.news(10) == News([5], None)
+    lines = Lines()
+    ours = line(lines)
+    asyncio.get_running_loop().call_later(0.02, ours.deliver, [5], [], 1.0)
+    assert await lines.news(10) == [News(ours, [5], [], None)]
     asyncio.get_running_loop().call_later(0.02, ours.finish, END)
-    assert await ours.news() == News([], END)
+    assert await lines.news() == [News(ours, [], [], END)]
 
 
-async def test_silence_is_none_and_loses_nothing() -> None:
-    ours = line()
-    assert await ours.news(0.01) is None
-    ours.deliver([6], 1.0)
-    assert await ours.news(0.01) == News([6], None)
+async def test_silence_is_nothing_and_loses_nothing() -> None:
+    lines = Lines()
+    ours = line(lines)
+    assert await lines.news(0.01) == []
+    ours.deliver([6], [], 1.0)
+    assert await lines.news(0.01) == [News(ours, [6], [], None)]
+
+
+async def test_one_reader_hears_all_lines_and_each_end_once() -> None:
+    lines = Lines()
+    first, second = line(lines), line(lines)
+    second.deliver([7], [], 1.0)
+    assert await lines.news() == [News(second, [7], [], None)]
+    first.finish(END)
+    second.deliver([8], [], 1.0)
+    assert await lines.news() == [News(first, [], [], END), News(second, [8], [], None)]
+    second.finish(END)
+    assert await lines.news(0.01) == [News(second, [], [], END)]
+    assert await lines.news(0.01) == []

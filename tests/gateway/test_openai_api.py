@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.openai_api import parse_chat
+from gateway.openai_api import ChatRequest, parse_chat, parse_completion
+from schemas.requests import Sampling
 
 GOOD: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -24,21 +25,77 @@ def test_everything_that_is_served() -> None:
                 {"role": "assistant", "content": ""},
             ],
             max_completion_tokens=5, temperature=2, top_p=0.5, n=1, stop=["a", "b", "c", "d"], seed=-1, stream=True,
-            stream_options={"include_usage": True}, user="u", metadata={"a": "b"},
+            stream_options={"include_usage": True}, user="u", metadata={"a": "b"}, presence_penalty=-2,
+            frequency_penalty=2, repetition_penalty=1.1, top_k=40, min_p=0.05, logit_bias={"7": -100, "8": 2.5},
+            logprobs=True, top_logprobs=20,
         )
     )  # fmt: skip
     assert [message.text for message in request.messages] == ["be brief", "ab", ""]
     assert (request.limit, request.stops, request.include_usage) == (5, ["a", "b", "c", "d"], True)
+    assert request.sampling() == [
+        Sampling((1 << 63) - 1, 2, 0.5, 40, 0.05, 1.1, -2, 2, {7: -100, 8: 2.5}, top_logprobs=20)
+    ]
+
+
+def test_each_choice_has_a_seed_of_its_own() -> None:
+    seeds = [sampling.seed for sampling in parse_chat(body(n=3, seed=(1 << 63) - 1)).sampling()]
+    assert seeds == [(1 << 63) - 1, 0, 1]
+    assert len({sampling.seed for sampling in parse_chat(body(n=16)).sampling()}) == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_prompts_of_a_completion(prompt: Any, prompts: list[Any]) -> None:
+    request = parse_completion(json.dumps({"model": "m", "prompt": prompt, "logprobs": 5}).encode())
+    assert request.prompts == prompts
+    assert (request.default_max_tokens, request.top_logprobs_asked) == (16, 5)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": ["a"] * 6, "n": 3}, "prompt"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"messages": []}, "messages"),
+        ({"n": 0}, "n"),
+    ],
+)
+def test_a_completion_refused_by_name(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_completion(json.dumps({"model": "m", "prompt": "a"} | more).encode())
+    assert (refused.value.status, refused.value.param) == (400, param)
 
 
 def test_null_is_as_good_as_absent() -> None:
-    names = ("max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "user", "metadata")
+    names = {*ChatRequest.__struct_fields__} - {"model", "messages"}
     assert parse_chat(body(**dict.fromkeys(names))) == parse_chat(body())
 
 
 REFUSED = [
     ({"tools": []}, "tools"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"frequency_penalty": -2.1}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1 << 31}, "top_k"),
+    ({"min_p": 1.1}, "min_p"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -50,7 +107,8 @@ REFUSED = [
     ({"temperature": True}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
-    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
     ({"stop": ["a"] * 5}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop"),

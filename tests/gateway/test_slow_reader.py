@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway import chat
+from gateway import answer
+from gateway.answer import Answer
 from gateway.base_model import BaseModel
-from gateway.chat import Answer
 from gateway.flight import Ask, End, Flight
-from gateway.line import Line
+from gateway.line import Line, Lines
 from gateway.metrics import Metrics
 from gateway.middleware import answering
 from gateway.openai_api import ChatRequest, Message
+from gateway.style import Chat
 from schemas.reasons import Outcome
 from schemas.requests import Sampling
 
@@ -34,20 +35,22 @@ class Switchboard:
 
 
 async def test_it_is_cut_off_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "WRITE_LIMIT_S", 0.3)
-    monkeypatch.setattr(chat, "SEND_BUFFER_BYTES", 1)
+    monkeypatch.setattr(answer, "WRITE_LIMIT_S", 0.3)
+    monkeypatch.setattr(answer, "SEND_BUFFER_BYTES", 1)
     base, board, ended = BaseModel.load(model), Switchboard(), asyncio.Event()
     [word] = base.vocabulary.encode(" hello")
 
     async def post(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         request.transport.set_write_buffer_limits(high=1 << 12)
-        line = Line(Flight(Ask("r", "acme", "m", "", "", [1], TOKENS, Sampling(1), [], 0.0, 9.0)))
-        line.deliver([word] * TOKENS, 1.0)
+        lines = Lines()
+        line = lines.add(Flight(Ask("r", "acme", "m", "", "", [1], TOKENS, Sampling(1), [], 0.0, 9.0)))
+        line.deliver([word] * TOKENS, [], 1.0)
         line.finish(End("r", Outcome.OK, "length"))
         switchboard: Any = board
         try:
-            return await Answer(switchboard, base, request, ChatRequest("m", [Message("user", "x")]), line).stream()
+            asked = ChatRequest(model="m", messages=[Message("user", "x")])
+            return await Answer(switchboard, base, request, asked, lines, Chat).stream()
         finally:
             ended.set()
 

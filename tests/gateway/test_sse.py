@@ -7,7 +7,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from gateway import sse
 from gateway.errors import ApiError
-from gateway.openai_api import Usage
+from gateway.openai_api import PromptDetails, Usage
 
 
 def chunks(raw: bytes) -> list[str]:
@@ -19,9 +19,10 @@ def chunks(raw: bytes) -> list[str]:
 
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_a_whole_answer(include_usage: bool) -> None:
-    frames = sse.Frames("chatcmpl-1", 5, 'acme/"x":prod', include_usage)
+    frames = sse.ChatFrames("chatcmpl-1", 5, 'acme/"x":prod', include_usage)
     text = 'né "\\\n\u2028🙂\x00'
-    raw = frames.role + frames.content(text) + frames.content("") + frames.last("stop", Usage(3, 4, 7))
+    usage = Usage(3, 4, 7, PromptDetails(2))
+    raw = frames.begin(0) + frames.text(0, text) + frames.finish(0, "stop") + frames.done(usage)
     *told, done = chunks(raw)
     assert done == "[DONE]"
     parsed = [ChatCompletionChunk.model_validate_json(chunk, strict=True) for chunk in told]
@@ -37,6 +38,8 @@ def test_a_whole_answer(include_usage: bool) -> None:
         assert parsed[3].choices == []
         assert parsed[3].usage is not None
         assert parsed[3].usage.total_tokens == 7
+        assert parsed[3].usage.prompt_tokens_details is not None
+        assert parsed[3].usage.prompt_tokens_details.cached_tokens == 2
 
 
 def test_an_error_is_one_frame() -> None:

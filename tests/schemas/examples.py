@@ -27,7 +27,7 @@ from schemas.reasons import AdapterStatus, FinishReason, Outcome, RejectReason, 
 from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency
 from schemas.requests import Cancel, Sampling, Submit
 from schemas.stats import AttemptFinished, CacheEvent, RequestFinished, Usage
-from schemas.tokens import Admitted, Finished, LoadReport, Rejected, TokenBatch, Tokens
+from schemas.tokens import Admitted, Finished, LoadReport, Logprobs, Rejected, TokenBatch, Tokens
 from schemas.topics import Topic
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -79,7 +79,7 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
             load=LOAD,
             events=[
                 Admitted("req-1", 0, Tier.DISK),
-                Tokens("req-1", 0, 2, [49151, 7]),
+                Tokens("req-1", 0, 2, [49151, 7], [Logprobs(-0.5, [(7, -0.25)]), Logprobs(-1.5, [])], 512),
                 Finished("req-1", 0, 4, FinishReason.ERROR, "out of blocks"),
                 Rejected("req-2", 1, RejectReason.STALE, "incarnation 4, here 77"),
             ],

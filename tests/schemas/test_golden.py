@@ -13,6 +13,7 @@ from schemas.codec import UndecodableRecord, decode, encode
 from schemas.placement import OwnerPlan
 from schemas.replicas import Residency
 from schemas.requests import Sampling
+from schemas.tokens import Tokens
 from schemas.topics import ADAPTER_COMMANDS, TOKENS, TOPICS, Topic
 from tests.schemas.examples import EXAMPLES, GOLDEN, golden, message_types
 
@@ -84,14 +85,15 @@ def test_token_events_may_grow_at_their_end() -> None:
     now = decode(TOKENS, path.read_bytes())
     for event in held["events"]:
         event.append("from the future")
-    # Rejected and Finished have an optional last field: only what stands beyond it is unknown.
+    # Rejected and Finished have an optional last field, Tokens two: only what stands beyond them is unknown.
     longer = decode(TOKENS, pack(TOKENS, held))
     assert longer.events == now.events
     for event in held["events"]:
-        del event[len(event) - (2 if event[0] in "fr" else 1) :]
+        del event[len(event) - {"a": 1, "t": 3, "f": 2, "r": 2}[event[0]] :]
     shorter = decode(TOKENS, pack(TOKENS, held))
     assert [type(event) for event in shorter.events] == [type(event) for event in now.events]
     assert shorter.events[2].detail == shorter.events[3].detail == ""
+    assert (shorter.events[1].scores, shorter.events[1].cached) == ([], 0)
 
 
 @BY_NAME
@@ -133,7 +135,7 @@ st.register_type_strategy(int, st.integers(-(1 << 63), (1 << 63) - 1))
 
 
 # Hypothesis takes msgspec's marker of a default list or dict for the default itself: give these fields always.
-for listed in (CommandResult, OwnerPlan, Residency, Sampling):
+for listed in (CommandResult, OwnerPlan, Residency, Sampling, Tokens):
     fields = [f for f in msgspec.structs.fields(listed) if f.default_factory is not msgspec.NODEFAULT]
     st.register_type_strategy(listed, st.builds(listed, **{f.name: st.from_type(f.type) for f in fields}))
 

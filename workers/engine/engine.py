@@ -153,6 +153,7 @@ class Engine:
                 tokens=tokens,
                 finished=ended + finished,
                 joined=scheduler.joined(),
+                cached=_cached(rows, tokens),
             )
         )
 
@@ -273,3 +274,9 @@ class Engine:
         if slot:
             self._runner.clear(slot)
         self._emit(SlotEvicted(content_id, slot))
+
+
+def _cached(rows: list[Row], tokens: list[Token]) -> dict[int, int]:
+    """Sequence -> its prompt's tokens that stood in the prefix cache, with the first token it gives here."""
+    found = {row.sequence.seq: row.sequence for row in rows if row.sequence.cached}
+    return {t.seq: s.cached for t in tokens if (s := found.get(t.seq)) and t.position == s.given - s.prompt_length}

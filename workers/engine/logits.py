@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from schemas.engine import Logprobs
 from schemas.requests import Sampling
+from schemas.tokens import Logprobs
 
 Floats = npt.NDArray[np.float32]
 

@@ -22,8 +22,9 @@ from contextlib import contextmanager
 
 import msgspec
 
-from schemas.engine import Logprobs, SequenceFinished, StartSequence, Token
+from schemas.engine import SequenceFinished, StartSequence, Token
 from schemas.reasons import FinishReason
+from schemas.tokens import Logprobs
 from workers.engine.fairness import Fairness, cost
 from workers.engine.kv_blocks import BLOCK_TOKENS, LENT, KvBlocks, OutOfBlocks
 from workers.engine.sequence import Sequence, fault

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from math import log
 from pathlib import Path
 
+from schemas.tokens import Logprobs
 from streams.adapters.shape import ModelShape
 from workers.engine.runner import Fold, Model, Opened, Stamps
-from workers.engine.scheduler import Failure, Outcome, Row
+from workers.engine.scheduler import Failure, Outcome, Row, Scored
 from workers.engine.slots import NO_ADAPTER, Lease
 from workers.slot_image import check_header
 
@@ -27,6 +29,12 @@ def simulated_token(content_id: str, prompt: Sequence[int], position: int, vocab
         f"{content_id}|{_prompt_digest(tuple(prompt))}|{position}".encode(), digest_size=8, usedforsecurity=False
     )
     return RESERVED_IDS + int.from_bytes(digest.digest(), "little") % (vocab_size - RESERVED_IDS)
+
+
+def simulated_logprobs(token: int, most: int, vocab_size: int) -> Logprobs:
+    """The token itself at probability 1/2, the ids after it at 1/4, 1/8, ..."""
+    likeliest = [((token + rank) % vocab_size, -(rank + 1) * log(2)) for rank in range(most)]
+    return Logprobs(-log(2), likeliest)
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +90,10 @@ class SimulatedRunner:
             return None
         sequence = row.sequence
         prompt = sequence.tokens[: sequence.prompt_length]
-        return simulated_token(sequence.content_id, prompt, sequence.length, self.model.vocab_size)
+        token = simulated_token(sequence.content_id, prompt, sequence.length, self.model.vocab_size)
+        if (most := sequence.sampling.top_logprobs) is None:
+            return token
+        return Scored(token, simulated_logprobs(token, most, self.model.vocab_size))
 
 
 def _sleep_ms(duration_ms: float) -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from schemas.engine import Logprobs, Token
+from schemas.engine import Token
 from schemas.reasons import FinishReason
 from schemas.requests import Sampling
+from schemas.tokens import Logprobs
 from tests.workers.engine.tiny import KV_TOKENS, MAX_RANK, InProcess, start
 from workers.engine.logits import Floats, adjust, adjusts, logprobs
 from workers.engine.native import NativeOperations

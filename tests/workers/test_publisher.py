@@ -10,7 +10,7 @@ import pytest
 
 from schemas.codec import encode
 from schemas.reasons import FinishReason, RejectReason, Tier
-from schemas.tokens import Admitted, Finished, LoadReport, Rejected, TokenBatch, TokenEvent, Tokens
+from schemas.tokens import Admitted, Finished, LoadReport, Logprobs, Rejected, TokenBatch, TokenEvent, Tokens
 from streams.bus.errors import MaybeWritten, NotWritten
 from streams.bus.writer import MAX_RECORD_BYTES, Writer, Written
 from workers.publisher import AHEAD, MOST_DETAIL, MOST_IDS, Publisher
@@ -96,6 +96,16 @@ async def test_a_full_writer_loses_nothing(hand: Hand, publisher: Publisher) -> 
     hand.full = False
     publisher.flush()
     assert hand.events() == [Tokens("r", 0, 0, [100, 101])]
+
+
+async def test_scores_grow_with_their_tokens(hand: Hand, publisher: Publisher) -> None:
+    hand.full = True
+    scores = [Logprobs(-1.0, [(7, -1.0)]), Logprobs(-2.0, [])]
+    publisher.add(Say(1, 9, Tokens("r", 0, 0, [7], [scores[0]], cached=16)))
+    publisher.add(Say(1, 9, Tokens("r", 0, 1, [8], [scores[1]])))
+    hand.full = False
+    publisher.flush()
+    assert hand.events() == [Tokens("r", 0, 0, [7, 8], scores, 16)]
 
 
 async def test_a_lost_record_leaves_a_gap_and_its_last_words_are_said_again(hand: Hand, publisher: Publisher) -> None:

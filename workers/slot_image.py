@@ -242,7 +242,7 @@ def check_header(path: Path, content_id: str, *slot_ranks: int) -> Header:
 
 
 def open_image(path: Path, content_id: str, shape: ModelShape, *slot_ranks: int) -> SlotImage:
-    """Maps the image. Raises ImageError when header or size differ from what is asked for."""
+    """Maps the image. Raises ImageError when header, size, ranks or scales are not what they can be."""
     header = check_header(path, content_id, *slot_ranks)
     plan = layout(shape, header.rank)
     with open(path, "rb") as file:
@@ -256,7 +256,12 @@ def open_image(path: Path, content_id: str, shape: ModelShape, *slot_ranks: int)
             f"the image's payload has {header.payload_bytes} bytes, this model's in {precision.name} "
             f"{plan.bytes(precision)}"
         )
-    return SlotImage(mapped, plan, precision)
+    image = SlotImage(mapped, plan, precision)
+    ranks, scale = image.ranks(), image.scale()
+    # The kernels take these as they are: a rank beyond the slot's would be read out of another matrix.
+    if not (np.isin(ranks, np.arange(plan.rank + 1)).all() and np.isfinite(scale).all()):
+        raise ImageError(f"the image's ranks are not all whole numbers up to {plan.rank}, or a scale is not finite")
+    return image
 
 
 def _raw_id(content_id: str) -> bytes:

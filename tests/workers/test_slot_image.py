@@ -132,6 +132,23 @@ def test_an_unknown_precision_is_refused(tmp_path: Path, told: float) -> None:
         open_image(path, CONTENT, SHAPE, 8)
 
 
+@pytest.mark.parametrize("place", ["ranks", "scale"])
+@pytest.mark.parametrize("told", [9.0, 1.5, -1.0, float("nan"), float("inf")])
+def test_a_rank_or_scale_that_is_none_is_refused(tmp_path: Path, place: str, told: float) -> None:
+    path = tmp_path / "image"
+    write_image(path, SHAPE, 8, CONTENT, tensors(4))
+    held = getattr(open_image(path, CONTENT, SHAPE, 8), place)()
+    raw = bytearray(path.read_bytes())
+    at = raw.index(held.tobytes(), HEADER_BYTES)
+    raw[at : at + 4] = np.float32(told).tobytes()
+    path.write_bytes(raw)
+    if place == "scale" and np.isfinite(told):
+        assert open_image(path, CONTENT, SHAPE, 8).scale()[0, 0] == np.float32(told)
+        return
+    with pytest.raises(ImageError, match="whole numbers up to 8"):
+        open_image(path, CONTENT, SHAPE, 8)
+
+
 def test_a_failed_rewrite_keeps_the_old_image(tmp_path: Path) -> None:
     write_image(tmp_path / "image", SHAPE, 8, CONTENT, tensors(8))
     with pytest.raises(ImageError):

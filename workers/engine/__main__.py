@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.engine import Event
 from streams.adapters.base_model import base_hash
@@ -19,7 +20,10 @@ from workers.engine.simulated import SimulatedRunner
 from workers.engine.slots import Slots
 from workers.slot_image import slot_pools
 
-VALUE_BYTES = 4  # of the KV cache, and of the base at most: bfloat16 weights that stay so take half
+if TYPE_CHECKING:
+    from workers.engine.operations import Operations  # brings torch, for which the simulated kind must not pay
+
+VALUE_BYTES = 4  # of the KV cache, and of the base where nothing else is known
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,9 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
         shape = ModelShape.of(options.model)
         limits = Limits(shape.vocab, shape.context, options.kv_tokens)
         pools = slot_pools(options.slots, options.max_rank, options.slot_pools)
+        computing = _computing(options)
         if options.memory_bytes:
-            pools = _fitted(options, shape, limits, pools)
-        runner = _runner(options, shape, pools)
+            pools = _fitted(options, shape, limits, pools, computing)
+        runner = _runner(options, shape, pools, computing)
         slots = Slots(*pools.values())
         return Engine(Scheduler(limits, slots), slots, runner, emit, time.perf_counter)
 
@@ -47,14 +52,31 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _fitted(options: argparse.Namespace, shape: ModelShape, limits: Limits, pools: dict[int, int]) -> dict[int, int]:
+def _computing(options: argparse.Namespace) -> "Operations | None":
+    """What computes; None for the simulated kind."""
+    if options.kind == "simulated":
+        return None
+    from workers.engine.torch_runner import operations
+
+    return operations(options.threads)
+
+
+def _fitted(
+    options: argparse.Namespace,
+    shape: ModelShape,
+    limits: Limits,
+    pools: dict[int, int],
+    computing: "Operations | None",
+) -> dict[int, int]:
     """As many slots as the device has memory for. Raises MemoryError."""
-    from workers.engine.model_config import ModelConfig  # brings torch
+    from workers.engine.model_config import ModelConfig
+    from workers.engine.weights import BaseWeights
 
     config = ModelConfig.of(options.model)
+    value_bytes = VALUE_BYTES if computing is None else computing.value_bytes(BaseWeights(options.model).dtype)
     budget = Budget(
         total_bytes=options.memory_bytes,
-        base_bytes=base_bytes(shape, config.tied, config.biased, VALUE_BYTES),
+        base_bytes=base_bytes(shape, config.tied, config.biased, value_bytes),
         kv_bytes=kv_bytes(shape.layers, shape.kv_heads, shape.head_dim, limits.kv_tokens, VALUE_BYTES),
         workspace_bytes=workspace_bytes(shape, limits),
     )
@@ -63,14 +85,14 @@ def _fitted(options: argparse.Namespace, shape: ModelShape, limits: Limits, pool
     return found
 
 
-def _runner(options: argparse.Namespace, shape: ModelShape, pools: dict[int, int]) -> Runner:
+def _runner(
+    options: argparse.Namespace, shape: ModelShape, pools: dict[int, int], computing: "Operations | None"
+) -> Runner:
     digest = base_hash(options.model)
-    if options.kind == "simulated":
+    if computing is None:
         return SimulatedRunner(shape, digest, list(pools), options.step_ms, options.load_ms)
-    # Imported here: the simulated kind must not pay for torch.
-    from workers.engine.torch_runner import TorchRunner, operations
+    from workers.engine.torch_runner import TorchRunner
 
-    computing = operations(options.threads)
     return TorchRunner(options.model, digest, computing, pools, options.kv_tokens)
 
 

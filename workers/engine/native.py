@@ -98,6 +98,9 @@ class NativeOperations:
             return self._packed(*parts)
         return self._packed(*(part.float() for part in parts))
 
+    def value_bytes(self, stored: torch.dtype) -> int:
+        return 2 if self._bf16_class and stored is torch.bfloat16 else 4
+
     def _packed(self, *parts: Tensor) -> Weight:
         """Parts of one type, which the kernels move as elements of four bytes: a float, or two bfloat16."""
         dtype = parts[0].dtype

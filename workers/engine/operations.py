@@ -123,6 +123,9 @@ class Operations(Protocol):
     def weight(self, *parts: Tensor) -> Weight:
         """Takes over W [d, k], given as one or more blocks of its rows."""
 
+    def value_bytes(self, stored: torch.dtype) -> int:
+        """What each value of a weight takes that the checkpoint has in this type."""
+
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         """Rows ids [n] of W, as [n, k]."""
 

@@ -62,6 +62,9 @@ class TritonOperations:
         whole = torch.cat([part.to(self.device).float() for part in parts])
         return Weight(whole, *whole.shape)
 
+    def value_bytes(self, stored: torch.dtype) -> int:
+        return 4
+
     def embed(self, weight: Weight, ids: Tensor) -> Tensor:
         return weight.data[ids.long()]
 

@@ -27,6 +27,13 @@ class BaseWeights:
         self._files = [safe_open(folder / name, framework="pt") for name in sorted(names)]
         self._of = {name: file for file in self._files for name in _names(file)}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrices: bfloat16 if all are, else taken for float32, which holds each of the others."""
+        slices = [file.get_slice(name) for name, file in self._of.items()]  # type: ignore[no-untyped-call]
+        kinds = {part.get_dtype() for part in slices if len(part.get_shape()) == 2}
+        return torch.bfloat16 if kinds == {"BF16"} else torch.float32
+
     def take(self, name: str, *size: int) -> Tensor:
         """The tensor as stored, of exactly this size. Raises UnsupportedModel."""
         file = self._of.pop(name, None)

@@ -1,16 +1,21 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from infra.local.model import packaged_model
+from replay.engine_bench_bf16 import bf16_copy
 from streams.adapters.shape import ModelShape
 from tests.workers.engine.test_process import SLOTS, Spoken
 from tests.workers.engine.tiny import MAX_RANK
+from workers.engine.compiled import best_isa
 from workers.engine.memory import Budget, base_bytes, fitted, kv_bytes, slot_bytes, workspace_bytes
 from workers.engine.model import LlamaModel
 from workers.engine.native import NativeOperations
+from workers.engine.reference import ReferenceOperations
 from workers.engine.scheduler import Limits
 from workers.engine.stacks import SlotStacks
+from workers.engine.weights import BaseWeights
 
 GB, MB = 10**9, 10**6
 GIVEN = Budget(80 * GB, 14 * GB, 33_600 * MB, 4 * GB)
@@ -48,6 +53,18 @@ def test_the_base_counts_as_many_bytes_as_its_loaded_tensors_have(native: Native
     weights = {id(each.weight): each.weight.data.nbytes for each in model.foldables}
     embedding, norms = shape.vocab * shape.hidden * 4, shape.hidden * (2 * shape.layers + 1) * 4
     assert base_bytes(shape, model.config.tied, model.config.biased, 4) == sum(weights.values()) + embedding + norms
+
+
+def test_a_base_that_stays_in_bfloat16_counts_half(native: NativeOperations, tiny: Path, tmp_path: Path) -> None:
+    folder = bf16_copy(tiny, tmp_path / "half")
+    shape, stored = ModelShape.of(folder), BaseWeights(folder).dtype
+    assert stored is torch.bfloat16
+    model = LlamaModel(folder, native, SlotStacks(shape, {4: 1}), 64)
+    held = {each.weight.data.dtype.itemsize for each in model.foldables}
+    assert held == {native.value_bytes(stored)} == {2 if best_isa() == "avx512bf16" else 4}
+    assert ReferenceOperations().value_bytes(stored) == 4
+    assert BaseWeights(packaged_model()).dtype is torch.float32
+    assert native.value_bytes(torch.float32) == 4
 
 
 def test_biases_and_an_untied_head_count(shape: ModelShape) -> None:

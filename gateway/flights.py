@@ -26,7 +26,7 @@ from streams.presence.holders import Lost
 
 MAX_REDRIVES = 2
 BACKOFF_S = (0.1, 0.2, 0.4, 0.5)  # before the first further try after a refusal, the second, ...; then always the last
-MAX_WAITS = 8  # 3.1 s of back-off: after a pause, workers hear this gateway's beat again well before that
+MAX_WAITS = 8  # 3.2 s of back-off: after a pause, workers hear this gateway's beat again well before that
 UNANSWERED_S = 1.0  # a Submit that its replica says it has read must be answered by then
 
 ENDINGS: dict[FinishReason, tuple[Outcome, str]] = {

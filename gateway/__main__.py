@@ -40,6 +40,7 @@ from gateway.settings import GatewaySettings
 from gateway.stats import Finishes
 from gateway.switchboard import Switchboard
 from gateway.tables import Tables
+from gateway.websocket import ChatSockets
 from schemas.placement import OwnerPlan
 from schemas.reasons import Outcome
 from schemas.stats import RequestFinished
@@ -103,8 +104,9 @@ class Gateway:
         self.readiness = Readiness(lambda: self.switchboard.clock.hearing and self.tables.clock.hearing)
         # The public port.
         chat = Chat(model, self.keys, self.catalogue, self.switchboard, self.readiness, settings.request_limit_s)
+        self.sockets = ChatSockets(chat, self.keys, self.readiness)
         models = Models(model, self.keys, self.catalogue, self.readiness)
-        self._public = public_app(chat, models, self.readiness, self.tables, self.fleet, self.metrics)
+        self._public = public_app(chat, self.sockets, models, self.readiness, self.tables, self.fleet, self.metrics)
         # The internal port.
         self.registrar = Registrar(kafka, self.cold, self.tables)
         self._internal = internal_app(
@@ -146,6 +148,7 @@ class Gateway:
         self.readiness.stopping = True
         await self.switchboard.emptied(self.settings.drain_s)
         self.switchboard.cancel_all(Outcome.UNAVAILABLE, "this gateway is shutting down")
+        await self.sockets.close()
         await self.finishes.flush(FLUSH_S)
 
     async def _live(self) -> None:

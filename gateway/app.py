@@ -1,8 +1,9 @@
-"""The public port: chat, models, health."""
+"""The public port: chat, over HTTP, websocket and a page; completions, models, health."""
 
 import orjson
 from aiohttp import web
 
+from gateway import pages
 from gateway.chat import Chat
 from gateway.fleet import Fleet
 from gateway.limits import MAX_BODY_BYTES
@@ -11,10 +12,17 @@ from gateway.middleware import answering, json_answer
 from gateway.models import Models
 from gateway.readiness import Readiness
 from gateway.tables import Tables
+from gateway.websocket import ChatSockets
 
 
 def public_app(
-    chat: Chat, models: Models, readiness: Readiness, tables: Tables, fleet: Fleet, metrics: Metrics
+    chat: Chat,
+    sockets: ChatSockets,
+    models: Models,
+    readiness: Readiness,
+    tables: Tables,
+    fleet: Fleet,
+    metrics: Metrics,
 ) -> web.Application:
     async def healthz(_: web.Request) -> web.Response:
         return json_answer(b'{"status":"ok"}')
@@ -34,8 +42,10 @@ def public_app(
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics)])
     app.router.add_post("/v1/chat/completions", chat.chat)
     app.router.add_post("/v1/completions", chat.complete)
+    app.router.add_get("/v1/chat/ws", sockets.get)
     app.router.add_get("/v1/models", models.list)
     app.router.add_get("/v1/models/{model:.+}", models.get)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
+    pages.add(app)
     return app

@@ -6,13 +6,16 @@ own, with a Submit, a seed and a row of its own, and one request id and answer w
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from aiohttp import web
 
+from gateway import sse
 from gateway.answer import Answer
 from gateway.auth import Keys
 from gateway.base_model import BaseModel
@@ -57,30 +60,32 @@ class Chat:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Raises ApiError until the first token has come."""
-        return await self._post(request, parse_chat, self._chat_prompts, ChatStyle)
+        return await self._post(request, CHAT)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Raises ApiError until the first token has come."""
-        return await self._post(request, parse_completion, self._text_prompts, TextStyle)
+        return await self._post(request, COMPLETION)
 
-    async def _post(
-        self,
-        request: web.Request,
-        parse: Callable[[bytes], G],
-        prompts_of: Callable[[G], Awaitable[list[list[int]]]],
-        style: Style,
-    ) -> web.StreamResponse:
+    async def _post(self, request: web.Request, kind: "Kind[G]") -> web.StreamResponse:
+        key = request.headers.get("Authorization")
+        async with self.answer(key, request[REQUEST_ID], kind, partial(read_body, request)) as answer:
+            return await (sse.stream(answer, request) if answer.asked.stream else sse.whole(answer))
+
+    @asynccontextmanager
+    async def answer(
+        self, authorization: str | None, request_id: str, kind: "Kind[G]", body: Callable[[], Awaitable[bytes]]
+    ) -> AsyncIterator[Answer]:
+        """Accepts a request and gives its answer; on leaving, what still runs for it is cancelled. Raises ApiError."""
         arrived_at = time.monotonic()
         await self._heard()
-        customer = self._keys.allow(request.headers.get("Authorization"), Role.CUSTOMER).customer
+        customer = self._keys.allow(authorization, Role.CUSTOMER).customer
         with self._in_flight.places(customer.customer, customer.max_in_flight) as places:
-            asked = parse(await read_body(request))
-            prompts = await prompts_of(asked)
+            asked = kind.parse(await body())
+            prompts = await kind.prompts(self, asked)
             places.take(len(prompts) * asked.choices - 1)
-            asks = self._asks(request[REQUEST_ID], customer.customer, asked, prompts, arrived_at)
+            asks = self._asks(request_id, customer.customer, asked, prompts, arrived_at)
             with self._switchboard.open(asks) as lines:
-                answer = Answer(self._switchboard, self._model, request, asked, lines, style)
-                return await (answer.stream() if asked.stream else answer.whole())
+                yield Answer(request_id, self._switchboard, self._model, asked, lines, kind.style)
 
     async def _heard(self) -> None:
         """A pause of this process looks like the broker's silence until its readers have run: no reason to refuse.
@@ -137,11 +142,11 @@ class Chat:
             )
         return asked.limit if asked.limit is not None else min(asked.default_max_tokens, left)
 
-    async def _chat_prompts(self, asked: ChatRequest) -> list[list[int]]:
+    async def chat_prompts(self, asked: ChatRequest) -> list[list[int]]:
         size = sum(len(message.text) + MARKS for message in asked.messages)
         return [await self._beside(size, lambda: self._encode(self._model.template.render(asked.messages)))]
 
-    async def _text_prompts(self, asked: CompletionRequest) -> list[list[int]]:
+    async def text_prompts(self, asked: CompletionRequest) -> list[list[int]]:
         prompts = []
         for prompt in asked.prompts:
             if isinstance(prompt, str):
@@ -159,3 +164,16 @@ class Chat:
 
     def _encode(self, text: str) -> list[int]:
         return self._model.vocabulary.encode_within(text, self._model.context)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[G]):
+    """What chats and completions do differently on their way in, and the style in which they are answered."""
+
+    parse: Callable[[bytes], G]
+    prompts: Callable[[Chat, G], Awaitable[list[list[int]]]]
+    style: Style
+
+
+CHAT = Kind(parse_chat, Chat.chat_prompts, ChatStyle)
+COMPLETION = Kind(parse_completion, Chat.text_prompts, TextStyle)

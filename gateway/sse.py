@@ -1,14 +1,21 @@
-"""Server-sent events, as the API has them: one `data:` line per chunk, comments to keep a connection alive. Pure.
+"""An answer over HTTP: whole, or as server-sent events.
 
-Everything that is the same in all of one answer's chunks is encoded once; per piece of text only the text is.
+One `data:` line per chunk, comments to keep a connection alive. Headers leave with the first token, so that an error
+before it has its true status; after a while without one they leave with a comment. A client that does not read is cut
+off: what waits for it is bounded by the socket's buffers and its own max_tokens.
 """
 
-from typing import ClassVar
+import asyncio
+from collections.abc import Awaitable, Iterable
+from contextlib import aclosing
 
-import orjson
+import msgspec
+from aiohttp import web
 
+from gateway import slow_reader
+from gateway.answer import Answer
 from gateway.errors import ApiError
-from gateway.openai_api import Usage
+from gateway.middleware import STREAMING
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -18,77 +25,71 @@ HEADERS = {
 # A comment alone: clients in use stumble over events without data.
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-NO_LOGPROBS = b"null"
-_END = b"}\n\n"
 
 
-class Frames:
-    """The frames of one answer. With `include_usage` every chunk has `usage`, null but in the one that tells it."""
-
-    kind: ClassVar[str]
-
-    def __init__(self, answer_id: str, created: int, model: str, include_usage: bool) -> None:
-        same = {"id": answer_id, "object": self.kind, "created": created, "model": model}
-        head = orjson.dumps(same).removesuffix(b"}")
-        self._head = b"data: " + head + b',"choices":['
-        self._tail = (b'],"usage":null' if include_usage else b"]") + _END
-        self._include_usage = include_usage
-
-    def begin(self, index: int) -> bytes:
-        """What comes before a choice's first text."""
-        raise NotImplementedError
-
-    def text(self, index: int, text: str, logprobs: bytes = NO_LOGPROBS) -> bytes:
-        """A piece of a choice's text, with its tokens' scores."""
-        raise NotImplementedError
-
-    def finish(self, index: int, finish_reason: str) -> bytes:
-        """A choice's end."""
-        raise NotImplementedError
-
-    def done(self, usage: Usage) -> bytes:
-        """What ends a complete answer."""
-        if not self._include_usage:
-            return DONE
-        return self._head + b'],"usage":' + orjson.dumps(_plain(usage)) + _END + DONE
-
-    def _choice(self, index: int, filling: bytes, logprobs: bytes, finish: bytes) -> bytes:
-        scores = b',"logprobs":' + logprobs + b',"finish_reason":' + finish + b"}"
-        return self._head + b'{"index":%d,' % index + filling + scores + self._tail
+def events(chunks: Iterable[bytes], last: bool = False) -> bytes:
+    """As they stand on the wire."""
+    return b"".join([b"data: " + chunk + b"\n\n" for chunk in chunks]) + (DONE if last else b"")
 
 
-class ChatFrames(Frames):
-    kind = "chat.completion.chunk"
+class Stream(web.StreamResponse):
+    """Its headers wait for the first events, which follow at once: a packet for both, not one for each."""
 
-    def begin(self, index: int) -> bytes:
-        return self._choice(index, b'"delta":{"role":"assistant","content":""}', NO_LOGPROBS, b"null")
-
-    def text(self, index: int, text: str, logprobs: bytes = NO_LOGPROBS) -> bytes:
-        return self._choice(index, b'"delta":{"content":' + orjson.dumps(text) + b"}", logprobs, b"null")
-
-    def finish(self, index: int, finish_reason: str) -> bytes:
-        return self._choice(index, b'"delta":{}', NO_LOGPROBS, orjson.dumps(finish_reason))
+    _send_headers_immediately = False
 
 
-class TextFrames(Frames):
-    kind = "text_completion"
-
-    def begin(self, index: int) -> bytes:
-        return b""
-
-    def text(self, index: int, text: str, logprobs: bytes = NO_LOGPROBS) -> bytes:
-        return self._choice(index, b'"text":' + orjson.dumps(text), logprobs, b"null")
-
-    def finish(self, index: int, finish_reason: str) -> bytes:
-        return self._choice(index, b'"text":""', NO_LOGPROBS, orjson.dumps(finish_reason))
+async def whole(answer: Answer) -> web.Response:
+    """Raises ApiError."""
+    body = msgspec.json.encode(await answer.whole())
+    return web.Response(body=body, headers=_about(answer) | {"Content-Type": "application/json"})
 
 
-def _plain(usage: Usage) -> dict[str, object]:
-    details = {"cached_tokens": usage.prompt_tokens_details.cached_tokens}
-    plain: dict[str, object] = {name: getattr(usage, name) for name in usage.__struct_fields__}
-    return plain | {"prompt_tokens_details": details}
+async def stream(answer: Answer, request: web.Request) -> web.StreamResponse:
+    """Raises ApiError as long as no headers have left."""
+    response: web.StreamResponse | None = None
+    try:
+        async with aclosing(answer.told()) as parts:
+            async for told in parts:
+                if response is None:
+                    response = await _opened(answer, request)
+                out = events(told.chunks, told.last) or KEEP_ALIVE
+                writing = response.write_eof(out) if told.last else response.write(out)
+                if not await _taken(writing, answer, request):
+                    break
+    except ApiError as problem:
+        if response is None:
+            raise
+        response.force_close()  # no [DONE] follows
+        await _taken(response.write_eof(events([problem.body()])), answer, request)
+    assert response is not None
+    return response
 
 
-def error(problem: ApiError) -> bytes:
-    """What ends an answer that broke off: no [DONE] follows."""
-    return b"data: " + problem.body() + b"\n\n"
+async def _opened(answer: Answer, request: web.Request) -> web.StreamResponse:
+    slow_reader.bound(request)
+    response = Stream(headers=HEADERS | _about(answer))
+    request[STREAMING] = True
+    await response.prepare(request)
+    return response
+
+
+async def _taken(writing: Awaitable[None], answer: Answer, request: web.Request) -> bool:
+    """False: the client is gone, or does not read."""
+    try:
+        async with asyncio.timeout(slow_reader.WRITE_LIMIT_S):
+            await writing
+    except TimeoutError:
+        answer.cancel("the client reads too slowly")
+        if request.transport is not None:
+            request.transport.abort()
+        return False
+    except ConnectionError:
+        return False
+    return True
+
+
+def _about(answer: Answer) -> dict[str, str]:
+    headers = {"x-request-id": answer.request_id, "x-adapter-id": answer.adapter}
+    if (tier := answer.tier) is not None:
+        headers["x-adapter-tier"] = tier
+    return headers

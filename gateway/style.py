@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from gateway.chunks import ChatChunks, Chunks, TextChunks
 from gateway.logprobs import chat_logprobs, text_logprobs
 from gateway.openai_api import AnswerMessage, ChatChoice, TextChoice
 from gateway.shown_text import Scored
-from gateway.sse import ChatFrames, Frames, TextFrames
 from gateway.vocabulary import Vocabulary
 
 Scorer = Callable[[list[Scored]], bytes]
@@ -16,7 +16,7 @@ Scorer = Callable[[list[Scored]], bytes]
 class Chat:
     prefix = "chatcmpl-"
     kind = "chat.completion"
-    frames: type[Frames] = ChatFrames
+    chunks: type[Chunks] = ChatChunks
 
     @staticmethod
     def scorer(vocabulary: Vocabulary) -> Scorer:
@@ -31,7 +31,7 @@ class Chat:
 class Text:
     prefix = "cmpl-"
     kind = "text_completion"
-    frames: type[Frames] = TextFrames
+    chunks: type[Chunks] = TextChunks
 
     @staticmethod
     def scorer(vocabulary: Vocabulary) -> Scorer:

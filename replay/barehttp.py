@@ -13,6 +13,7 @@ import uvloop
 from aiohttp import web
 
 from gateway import sse
+from gateway.chunks import ChatChunks
 from gateway.openai_api import PromptDetails, Usage
 
 
@@ -21,12 +22,12 @@ async def serve(model: str) -> None:
 
     async def post(request: web.Request) -> web.StreamResponse:
         await request.read()
-        frames = sse.ChatFrames(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, False)
+        chunks = ChatChunks(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, False)
         response = web.StreamResponse(headers=sse.HEADERS)
         await response.prepare(request)
         usage = Usage(1, 1, 2, PromptDetails(0))
-        out = frames.begin(0) + frames.text(0, "token") + frames.finish(0, "length") + frames.done(usage)
-        await response.write(out)
+        told = [*chunks.begin(0), chunks.text(0, "token"), chunks.finish(0, "length"), *chunks.usage(usage)]
+        await response.write(sse.events(told, last=True))
         await response.write_eof()
         return response
 

@@ -24,6 +24,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.readiness import Readiness
 from gateway.switchboard import Switchboard
+from gateway.websocket import ChatSockets
 from schemas.codec import decode, encode
 from schemas.customers import ApiKey, Customer
 from schemas.engine import Step
@@ -103,8 +104,10 @@ async def serve() -> None:
     fleet.apply(1, beat, True, 0.0)
     log.readers = {REQUESTS.name: intake, TOKENS.name: switchboard.heard}
     readiness = Readiness(lambda: True, tables=True, claimed=True)
+    chat = Chat(model, keys, catalogue, switchboard, readiness, 120.0)
     app = public_app(
-        Chat(model, keys, catalogue, switchboard, readiness, 120.0),
+        chat,
+        ChatSockets(chat, keys, readiness),
         Models(model, keys, catalogue, readiness),
         readiness,
         None,  # type: ignore[arg-type]  # the tables are asked by /readyz alone

@@ -30,5 +30,5 @@ async def test_long_prompts_do_not_hold_up_the_loop(messages: list[Message], bes
     )
     nothing: Any = None
     chat = Chat(parts, nothing, nothing, nothing, nothing, 1.0)
-    assert await chat._chat_prompts(ChatRequest(model="m", messages=messages)) == [[1]]
+    assert await chat.chat_prompts(ChatRequest(model="m", messages=messages)) == [[1]]
     assert (threads[0] is not threading.main_thread()) is beside

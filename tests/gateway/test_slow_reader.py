@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway import answer
+from gateway import slow_reader, sse
 from gateway.answer import Answer
 from gateway.base_model import BaseModel
 from gateway.flight import Ask, End, Flight
@@ -35,8 +35,8 @@ class Switchboard:
 
 
 async def test_it_is_cut_off_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "WRITE_LIMIT_S", 0.3)
-    monkeypatch.setattr(answer, "SEND_BUFFER_BYTES", 1)
+    monkeypatch.setattr(slow_reader, "WRITE_LIMIT_S", 0.3)
+    monkeypatch.setattr(slow_reader, "SEND_BUFFER_BYTES", 1)
     base, board, ended = BaseModel.load(model), Switchboard(), asyncio.Event()
     [word] = base.vocabulary.encode(" hello")
 
@@ -50,7 +50,7 @@ async def test_it_is_cut_off_too(model: Path, monkeypatch: pytest.MonkeyPatch) -
         switchboard: Any = board
         try:
             asked = ChatRequest(model="m", messages=[Message("user", "x")])
-            return await Answer(switchboard, base, request, asked, lines, Chat).stream()
+            return await sse.stream(Answer("r", switchboard, base, asked, lines, Chat), request)
         finally:
             ended.set()
 

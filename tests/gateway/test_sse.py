@@ -6,6 +6,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from gateway import sse
+from gateway.chunks import ChatChunks
 from gateway.errors import ApiError
 from gateway.openai_api import PromptDetails, Usage
 
@@ -19,10 +20,10 @@ def chunks(raw: bytes) -> list[str]:
 
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_a_whole_answer(include_usage: bool) -> None:
-    frames = sse.ChatFrames("chatcmpl-1", 5, 'acme/"x":prod', include_usage)
+    made = ChatChunks("chatcmpl-1", 5, 'acme/"x":prod', include_usage)
     text = 'né "\\\n\u2028🙂\x00'
     usage = Usage(3, 4, 7, PromptDetails(2))
-    raw = frames.begin(0) + frames.text(0, text) + frames.finish(0, "stop") + frames.done(usage)
+    raw = sse.events([*made.begin(0), made.text(0, text), made.finish(0, "stop"), *made.usage(usage)], last=True)
     *told, done = chunks(raw)
     assert done == "[DONE]"
     parsed = [ChatCompletionChunk.model_validate_json(chunk, strict=True) for chunk in told]
@@ -43,7 +44,7 @@ def test_a_whole_answer(include_usage: bool) -> None:
 
 
 def test_an_error_is_one_frame() -> None:
-    [told] = chunks(sse.error(ApiError("error", "a\nb")))
+    [told] = chunks(sse.events([ApiError("error", "a\nb").body()]))
     assert json.loads(told)["error"]["message"] == "a\nb"
 
 

@@ -33,6 +33,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.pauses import Pauses
 from gateway.ports import listen
+from gateway.rates import Rates
 from gateway.readiness import Readiness
 from gateway.registrar import Registrar
 from gateway.replies import Replies
@@ -40,6 +41,7 @@ from gateway.settings import GatewaySettings
 from gateway.stats import Finishes
 from gateway.switchboard import Switchboard
 from gateway.tables import Tables
+from gateway.usage import UsageShare
 from gateway.websocket import ChatSockets
 from schemas.placement import OwnerPlan
 from schemas.reasons import Outcome
@@ -103,7 +105,11 @@ class Gateway:
         self.lease = Lease(self.cold, place, self.tables, self.replies)
         self.readiness = Readiness(lambda: self.switchboard.clock.hearing and self.tables.clock.hearing)
         # The public port.
-        chat = Chat(model, self.keys, self.catalogue, self.switchboard, self.readiness, settings.request_limit_s)
+        self.rates = Rates()
+        self.usage = UsageShare(kafka, self.cold, self.rates, self.keys.customer)
+        chat = Chat(
+            model, self.keys, self.catalogue, self.switchboard, self.readiness, self.rates, settings.request_limit_s
+        )
         self.sockets = ChatSockets(chat, self.keys, self.readiness)
         models = Models(model, self.keys, self.catalogue, self.readiness)
         self._public = public_app(chat, self.sockets, models, self.readiness, self.tables, self.fleet, self.metrics)
@@ -126,6 +132,7 @@ class Gateway:
         stack.push_async_callback(self._stop_writers)
         stack.push_async_callback(self.tables.stop)
         stack.push_async_callback(self.replies.stop)
+        stack.push_async_callback(self.usage.stop)
         settings = self.settings
         for app, name, host, port in (
             (self._public, "public", settings.host, settings.port),
@@ -160,11 +167,14 @@ class Gateway:
         await self.replies.start()
         claim = await self.lease.take(self.settings.take_over)
         self.switchboard.begin(claim)
+        await self.usage.start(claim)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.tables.run(), name="tables")
             tasks.create_task(self.tables.place.watch(), name="place")
             tasks.create_task(self.lease.keep(), name="beats")
             tasks.create_task(self.replies.run(), name="replies")
+            tasks.create_task(self.usage.hear(), name="others' usage")
+            tasks.create_task(self.usage.tell(), name="own usage")
             tasks.create_task(self.switchboard.run(self.replies.age, self.tables.tick), name="clock")
             self.readiness.claimed = True
             while self.readiness.why_not() is not None:  # noqa: ASYNC110 - both readers' first word, in milliseconds

@@ -4,7 +4,7 @@ Owns nothing but the texts so far. Whatever ends an answer early, the switchboar
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from gateway import openai_api
@@ -16,6 +16,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.line import Lines
 from gateway.openai_api import PromptDetails, Usage
+from gateway.rates import Standing
 from gateway.shown_text import Scored, ShownText
 from gateway.style import Style
 from gateway.switchboard import Switchboard
@@ -34,7 +35,7 @@ class Told:
 
 
 class Answer:
-    """`lines` are `asked.choices` for each prompt, in order."""
+    """`lines` are `asked.choices` for each prompt, in order. `limits`: how its customer stands, by what is counted."""
 
     def __init__(
         self,
@@ -44,8 +45,9 @@ class Answer:
         asked: Generation,
         lines: Lines,
         style: Style,
+        limits: Mapping[str, Standing],
     ) -> None:
-        self.request_id, self.asked = request_id, asked
+        self.request_id, self.asked, self.limits = request_id, asked, limits
         self._switchboard, self._lines, self._style = switchboard, lines, style
         self._scored = asked.top_logprobs_asked is not None
         self._choices = {
@@ -118,6 +120,12 @@ class Answer:
         """None while no worker has said it: for an adapter, "none" would be wrong."""
         flight = self._lines.all[0].flight
         return flight.tier if flight.tier is not Tier.NONE or not flight.ask.adapter else None
+
+    @property
+    def used_tokens(self) -> int:
+        """Of prompts and outputs, so far; none while nothing came."""
+        usage = self._usage()
+        return usage.total_tokens if usage.completion_tokens else 0
 
     @property
     def _over(self) -> bool:

@@ -27,19 +27,20 @@ from gateway.flight import Ask
 from gateway.generation import Generation
 from gateway.limits import InFlight
 from gateway.middleware import REQUEST_ID
-from gateway.openai_api import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from gateway.openai_api import parse_chat, parse_completion
+from gateway.prompts import Prompts
+from gateway.rates import Rates
 from gateway.readiness import Readiness
 from gateway.style import Chat as ChatStyle
 from gateway.style import Style
 from gateway.style import Text as TextStyle
 from gateway.switchboard import Switchboard
+from schemas.customers import Customer
 from schemas.reasons import Role
 
 G = TypeVar("G", bound=Generation)
 
 HEARD_WITHIN_S = 1.0
-LONG_TEXT = 1_000  # characters; tokenizing more than this would hold up other streams
-MARKS = 40  # characters that a template puts around a message, about
 
 
 class Chat:
@@ -52,11 +53,12 @@ class Chat:
         catalogue: Catalogue,
         switchboard: Switchboard,
         readiness: Readiness,
+        rates: Rates,
         limit_s: float,
     ) -> None:
         self._model, self._keys, self._catalogue = model, keys, catalogue
         self._switchboard, self._readiness, self._limit_s = switchboard, readiness, limit_s
-        self._in_flight = InFlight()
+        self._prompts, self._rates, self._in_flight = Prompts(model), rates, InFlight()
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Raises ApiError until the first token has come."""
@@ -81,11 +83,18 @@ class Chat:
         customer = self._keys.allow(authorization, Role.CUSTOMER).customer
         with self._in_flight.places(customer.customer, customer.max_in_flight) as places:
             asked = kind.parse(await body())
-            prompts = await kind.prompts(self, asked)
+            prompts = await kind.prompts(self._prompts, asked)
             places.take(len(prompts) * asked.choices - 1)
-            asks = self._asks(request_id, customer.customer, asked, prompts, arrived_at)
-            with self._switchboard.open(asks) as lines:
-                yield Answer(request_id, self._switchboard, self._model, asked, lines, kind.style)
+            asks = self._asks(request_id, customer, asked, prompts, arrived_at)
+            tokens = sum(len(prompt) for prompt in prompts) + sum(ask.max_tokens for ask in asks)
+            paid, answer = self._rates.take(customer, tokens, arrived_at), None
+            try:
+                with self._switchboard.open(asks) as lines:
+                    limits = self._rates.standing(customer, arrived_at)
+                    answer = Answer(request_id, self._switchboard, self._model, asked, lines, kind.style, limits)
+                    yield answer
+            finally:
+                paid.settle(0 if answer is None else answer.used_tokens, time.monotonic())
 
     async def _heard(self) -> None:
         """A pause of this process looks like the broker's silence until its readers have run: no reason to refuse.
@@ -98,22 +107,20 @@ class Chat:
         self._readiness.check()
 
     def _asks(
-        self, request_id: str, customer: str, asked: Generation, prompts: Sequence[list[int]], arrived_at: float
+        self, request_id: str, customer: Customer, asked: Generation, prompts: Sequence[list[int]], arrived_at: float
     ) -> list[Ask]:
         """One for each choice of each prompt. Raises ApiError."""
-        target = self._catalogue.resolve(customer, asked.model)
-        known = len(self._model.vocabulary.pieces)
-        if (strange := next((t for t in asked.logit_bias or () if not 0 <= t < known), None)) is not None:
-            raise bad("logit_bias", strange, f"give ids of tokens, 0 to {known - 1}")
+        target = self._catalogue.resolve(customer.customer, asked.model)
+        self._prompts.check_ids("logit_bias", asked.logit_bias or {})
         return [
             Ask(
                 request_id=request_id if number == 0 else f"{request_id}-{number}",
-                customer=customer,
+                customer=customer.customer,
                 model=asked.model,
                 adapter=target.adapter,
                 content_id=target.content_id,
                 prompt=prompt,
-                max_tokens=self._max_tokens(asked, len(prompt)),
+                max_tokens=self._max_tokens(customer, asked, len(prompt)),
                 sampling=sampling,
                 stop_ids=self._model.stop_ids,
                 arrived_at=arrived_at,
@@ -122,8 +129,17 @@ class Chat:
             for number, (prompt, sampling) in enumerate(product(prompts, asked.sampling()))
         ]
 
-    def _max_tokens(self, asked: Generation, prompt: int) -> int:
+    def _max_tokens(self, customer: Customer, asked: Generation, prompt: int) -> int:
         """What the client asks for, or the default, within the context. Raises ApiError where it does not fit."""
+        if customer.max_input_tokens and prompt > customer.max_input_tokens:
+            raise ApiError(
+                "invalid_request",
+                f"{asked.prompt_name}: the prompt is longer than the {customer.max_input_tokens} tokens that this "
+                "customer may send: shorten it",
+                asked.prompt_name,
+            )
+        if customer.max_output_tokens and (asked.limit or 0) > customer.max_output_tokens:
+            raise bad(asked.limit_name, asked.limit, f"this customer may have {customer.max_output_tokens}")
         context = self._model.context
         left = context - prompt
         if left < 1:
@@ -140,30 +156,9 @@ class Chat:
                 f"the prompt has {prompt}: give at most {left}",
                 asked.limit_name,
             )
-        return asked.limit if asked.limit is not None else min(asked.default_max_tokens, left)
-
-    async def chat_prompts(self, asked: ChatRequest) -> list[list[int]]:
-        size = sum(len(message.text) + MARKS for message in asked.messages)
-        return [await self._beside(size, lambda: self._encode(self._model.template.render(asked.messages)))]
-
-    async def text_prompts(self, asked: CompletionRequest) -> list[list[int]]:
-        prompts = []
-        for prompt in asked.prompts:
-            if isinstance(prompt, str):
-                prompts.append(await self._beside(len(prompt), partial(self._encode, prompt)))
-                continue
-            known = len(self._model.vocabulary.pieces)
-            if (strange := next((t for t in prompt if not 0 <= t < known), None)) is not None:
-                raise bad("prompt", strange, f"give ids of tokens, 0 to {known - 1}")
-            prompts.append(prompt)
-        return prompts
-
-    async def _beside(self, size: int, work: Callable[[], list[int]]) -> list[int]:
-        """Beside the event loop where it would hold it up."""
-        return work() if size <= LONG_TEXT else await asyncio.to_thread(work)
-
-    def _encode(self, text: str) -> list[int]:
-        return self._model.vocabulary.encode_within(text, self._model.context)
+        if asked.limit is not None:
+            return asked.limit
+        return min(asked.default_max_tokens, left, customer.max_output_tokens or left)
 
 
 @dataclass(frozen=True)
@@ -171,9 +166,9 @@ class Kind(Generic[G]):
     """What chats and completions do differently on their way in, and the style in which they are answered."""
 
     parse: Callable[[bytes], G]
-    prompts: Callable[[Chat, G], Awaitable[list[list[int]]]]
+    prompts: Callable[[Prompts, G], Awaitable[list[list[int]]]]
     style: Style
 
 
-CHAT = Kind(parse_chat, Chat.chat_prompts, ChatStyle)
-COMPLETION = Kind(parse_completion, Chat.text_prompts, TextStyle)
+CHAT = Kind(parse_chat, Prompts.chat, ChatStyle)
+COMPLETION = Kind(parse_completion, Prompts.completion, TextStyle)

@@ -42,6 +42,8 @@ REASONS: dict[str, Shape] = {
     "refused": Shape(422, INVALID, "registration_refused"),
     # what passes
     "too_many_in_flight": Shape(429, "requests", "rate_limit_exceeded", 1),
+    "rate_limited": Shape(429, "requests", "rate_limit_exceeded", 1),
+    "too_large_for_rate": Shape(429, "tokens", "rate_limit_exceeded"),
     "overloaded": Shape(429, "requests", "overloaded", 1),
     "no_replica": Shape(503, SERVER, "no_replica", 2),
     "broker": Shape(503, SERVER, "broker_unavailable", 2),
@@ -81,12 +83,23 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ApiError(Exception):
-    """`reason` is a key of REASONS. `param` names the parameter of the request that it is about."""
+    """`reason` is a key of REASONS. `param` names the parameter of the request that it is about.
 
-    def __init__(self, reason: str, message: str, param: str | None = None, refusals: Sequence[Refusal] = ()) -> None:
+    `retry_after_s`: where it is known better than in the table.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        param: str | None = None,
+        refusals: Sequence[Refusal] = (),
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.reason = reason if reason in REASONS else "internal"
         self.message, self.param, self.refusals = message, param, refusals
+        self.retry_after_s = self.shape.retry_after_s if retry_after_s is None else retry_after_s
 
     @property
     def shape(self) -> Shape:
@@ -105,10 +118,9 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Retry-After, or the word that a retry is pointless where clients would otherwise try."""
-        shape = self.shape
-        if shape.retry_after_s is not None:
-            return {"Retry-After": str(shape.retry_after_s)}
-        return {"x-should-retry": "false"} if shape.status >= 500 or shape.status == 409 else {}
+        if self.retry_after_s is not None:
+            return {"Retry-After": str(self.retry_after_s)}
+        return {"x-should-retry": "false"} if self.status >= 500 or self.status in (409, 429) else {}
 
 
 def _text(told: str) -> str:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gateway.auth import Keys
 from gateway.body import read_body
-from gateway.decoding import decode
+from gateway.decoding import check_within, decode
 from gateway.errors import ApiError
 from gateway.internal_auth import operator
 from gateway.middleware import json_answer
@@ -28,16 +28,24 @@ from streams.bus.errors import BusUnavailable, NotWritten
 from streams.bus.writer import Writer
 
 SEND_LIMIT_S = 5.0
-MOST_IN_FLIGHT = 1_000_000
+LIMITS = ("max_in_flight", "requests_per_minute", "tokens_per_minute", "max_input_tokens", "max_output_tokens")
+MOST = 1_000_000_000
 HINT = 9  # characters: the prefix, and six of 43
 
 
 class CustomerChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is left out stays as it is. `role` is the new key's. `revoke`: hints of keys that end here."""
+    """What is left out stays as it is. `role` is the new key's. `revoke`: hints of keys that end here.
+
+    The limits are those of schemas/customers.py; 0 lifts one.
+    """
 
     role: Role = Role.CUSTOMER
     max_in_flight: int | None = None
     weight: float | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
     revoke: list[str] = []
 
 
@@ -83,12 +91,8 @@ class InternalCustomers:
 
 def changed(before: Customer | None, name: str, change: CustomerChange, key: str, now_unix_ms: int) -> Customer:
     """The customer with the change and the new key. Raises ApiError."""
-    if change.max_in_flight is not None and not 0 <= change.max_in_flight <= MOST_IN_FLIGHT:
-        raise ApiError(
-            "invalid_request",
-            f"max_in_flight is {change.max_in_flight}: give a number from 0 to {MOST_IN_FLIGHT}",
-            "max_in_flight",
-        )
+    for limit in LIMITS:
+        check_within(limit, getattr(change, limit), 0, MOST)
     if change.weight is not None and not 0 < change.weight <= 1000:
         raise ApiError("invalid_request", f"weight is {change.weight:g}: give a number above 0, to 1000", "weight")
     customer = before if before is not None else Customer(name, [])
@@ -96,13 +100,8 @@ def changed(before: Customer | None, name: str, change: CustomerChange, key: str
     if unknown := set(change.revoke) - {old.hint for old in customer.keys}:
         raise ApiError("invalid_request", f"revoke: no key has the hint {sorted(unknown)[0][:20]}", "revoke")
     new = ApiKey(sha256(key.encode()).hexdigest(), key[:HINT], change.role)
-    return Customer(
-        customer=name,
-        keys=[*kept, new],
-        max_in_flight=customer.max_in_flight if change.max_in_flight is None else change.max_in_flight,
-        weight=customer.weight if change.weight is None else change.weight,
-        updated_unix_ms=now_unix_ms,
-    )
+    limits = {limit: value for limit in (*LIMITS, "weight") if (value := getattr(change, limit)) is not None}
+    return msgspec.structs.replace(customer, keys=[*kept, new], updated_unix_ms=now_unix_ms, **limits)
 
 
 def _name(request: web.Request) -> str:
@@ -116,7 +115,7 @@ def _told(customer: Customer) -> dict[str, Any]:
     """Without the keys' hashes."""
     return {
         "customer": customer.customer,
-        "max_in_flight": customer.max_in_flight,
         "weight": customer.weight,
+        **{limit: getattr(customer, limit) for limit in LIMITS},
         "keys": [{"hint": key.hint, "role": key.role} for key in customer.keys],
     }

@@ -92,4 +92,8 @@ def _about(answer: Answer) -> dict[str, str]:
     headers = {"x-request-id": answer.request_id, "x-adapter-id": answer.adapter}
     if (tier := answer.tier) is not None:
         headers["x-adapter-tier"] = tier
+    for what, standing in answer.limits.items():
+        headers[f"x-ratelimit-limit-{what}"] = str(standing.limit)
+        headers[f"x-ratelimit-remaining-{what}"] = str(standing.remaining)
+        headers[f"x-ratelimit-reset-{what}"] = f"{standing.reset_s:.3f}s"
     return headers

@@ -22,6 +22,7 @@ from gateway.chat import Chat
 from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.rates import Rates
 from gateway.readiness import Readiness
 from gateway.switchboard import Switchboard
 from gateway.websocket import ChatSockets
@@ -104,7 +105,7 @@ async def serve() -> None:
     fleet.apply(1, beat, True, 0.0)
     log.readers = {REQUESTS.name: intake, TOKENS.name: switchboard.heard}
     readiness = Readiness(lambda: True, tables=True, claimed=True)
-    chat = Chat(model, keys, catalogue, switchboard, readiness, 120.0)
+    chat = Chat(model, keys, catalogue, switchboard, readiness, Rates(), 120.0)
     app = public_app(
         chat,
         ChatSockets(chat, keys, readiness),

@@ -1,5 +1,6 @@
 """The internal API on real parts: two gateways, a registry, a replica. What it answers holds on both gateways."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterator
@@ -168,12 +169,45 @@ def test_customers_that_cannot_be(company: Company) -> None:
         ({"role": "god"}, "customer, pipeline, operator"),
         ({"max_in_flight": 10**30}, "from 0 to"),
         ({"max_in_flight": -1}, "from 0 to"),
+        ({"tokens_per_minute": -1}, "from 0 to"),
+        ({"requests_per_minute": 1.5}, "requests_per_minute"),
         ({"weight": 0}, "above 0"),
     ):
         status, told = company.near.told("/internal/customers/nobody", OPERATOR, "PUT", change)
         assert status == 400
         assert says in told["error"]["message"]
     assert company.near.told("/internal/customers/nobody")[0] == 404
+
+
+async def test_a_customer_s_minute_holds_over_both_gateways(company: Company) -> None:
+    limits = {"requests_per_minute": 4, "tokens_per_minute": 2_000, "max_input_tokens": 100, "max_output_tokens": 50}
+    status, made = company.near.told("/internal/customers/hooli", OPERATOR, "PUT", limits)
+    assert (status, {name: made[name] for name in limits}) == (201, limits)
+    model = company.rig.model.name
+
+    async def ask(door: Door, text: str = "x", count: int = 8) -> dict[str, str]:
+        async with door.client(made["key"]) as client:
+            raw = await client.with_options(max_retries=0).chat.completions.with_raw_response.create(
+                model=model, messages=[{"role": "user", "content": text}], max_tokens=count
+            )
+        return {name: value for name, value in raw.headers.items() if name.startswith("x-ratelimit")}
+
+    told = await ask(company.near)
+    assert told["x-ratelimit-limit-requests"] == "4"
+    assert told["x-ratelimit-remaining-requests"] == "3"
+    assert told["x-ratelimit-limit-tokens"] == "2000"
+    await ask(company.near)
+    await asyncio.sleep(1.0)  # the far gateway hears of it
+    told = await ask(company.far)
+    assert told["x-ratelimit-remaining-requests"] == "1"
+    await ask(company.far)
+    with pytest.raises(openai.RateLimitError, match="4 requests per minute are this customer's") as refused:
+        await ask(company.far)
+    assert 0 < int(refused.value.response.headers["retry-after"]) <= 15
+    with pytest.raises(openai.BadRequestError, match="this customer may have 50"):
+        await ask(company.near, count=51)
+    with pytest.raises(openai.BadRequestError, match="longer than the 100 tokens"):
+        await ask(company.near, text="word " * 200)
 
 
 async def test_what_kills_reads_of_the_replicas(company: Company) -> None:

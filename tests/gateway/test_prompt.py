@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.chat import Chat
 from gateway.openai_api import ChatRequest, Message
+from gateway.prompts import Prompts
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,5 @@ async def test_long_prompts_do_not_hold_up_the_loop(messages: list[Message], bes
     parts: Any = SimpleNamespace(
         context=8, vocabulary=SimpleNamespace(encode_within=lambda *_: [1]), template=SimpleNamespace(render=render)
     )
-    nothing: Any = None
-    chat = Chat(parts, nothing, nothing, nothing, nothing, 1.0)
-    assert await chat.chat_prompts(ChatRequest(model="m", messages=messages)) == [[1]]
+    assert await Prompts(parts).chat(ChatRequest(model="m", messages=messages)) == [[1]]
     assert (threads[0] is not threading.main_thread()) is beside

@@ -50,7 +50,7 @@ async def test_it_is_cut_off_too(model: Path, monkeypatch: pytest.MonkeyPatch) -
         switchboard: Any = board
         try:
             asked = ChatRequest(model="m", messages=[Message("user", "x")])
-            return await sse.stream(Answer("r", switchboard, base, asked, lines, Chat), request)
+            return await sse.stream(Answer("r", switchboard, base, asked, lines, Chat, {}), request)
         finally:
             ended.set()
 

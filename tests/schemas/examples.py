@@ -170,7 +170,17 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     (topics.REPLICA_COMMANDS, Drain("cmd-6")),
     (
         topics.CUSTOMERS,
-        Customer("acme", [ApiKey(SHA, "lf-3b", Role.PIPELINE), ApiKey(OTHER_SHA, "lf-c0", Role.CUSTOMER)], 8, 2.5, AT),
+        Customer(
+            "acme",
+            [ApiKey(SHA, "lf-3b", Role.PIPELINE), ApiKey(OTHER_SHA, "lf-c0", Role.CUSTOMER)],
+            8,
+            2.5,
+            AT,
+            60,
+            90_000,
+            4_096,
+            512,
+        ),
     ),
     (
         topics.FINISHED,

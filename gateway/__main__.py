@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
+from gateway import request_log
 from gateway.app import public_app
 from gateway.auth import Keys
 from gateway.base_model import BaseModel
@@ -210,6 +211,7 @@ class Gateway:
     def _ended(self, row: RequestFinished) -> None:
         self.finishes.note(row)
         self.metrics.ended(row)
+        request_log.note(row)
 
     def _watch(self) -> None:
         """What Prometheus reads from the parts."""
@@ -238,6 +240,7 @@ async def _topics(kafka: KafkaSettings) -> None:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    request_log.set_up()
     try:
         settings = GatewaySettings.from_env()
     except SettingsError as error:

@@ -35,7 +35,8 @@ from workers.inbox import Inbox
 from workers.intake import Intake
 from workers.ledger import Ledger
 from workers.loader.folders import Folders
-from workers.loader.loader import Base, Loader
+from workers.loader.images import Base
+from workers.loader.loader import Loader
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Sequences

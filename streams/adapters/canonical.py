@@ -8,14 +8,14 @@ matrix's scale. A file cut short by a crash does not read: its content id differ
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from streams.adapters.content import content_id
 from streams.adapters.delta import Array, Delta, Pair, Place, ordered
 from streams.adapters.shape import MATRICES, ModelShape
-from streams.adapters.tensors import BadFile, read_header, read_tensor
+from streams.adapters.tensors import BadFile, Header, read_header, read_tensor
 
 FORMAT = "lorafleet-adapter-1"
 _PAGE = 4096
@@ -59,11 +59,8 @@ def read_canonical(path: Path, identity: str, base_hash: str, shape: ModelShape)
     path: a file of this machine; identity: the content id its record names; base_hash: that of the base served here.
     """
     with path.open("rb") as file:
-        header = read_header(file)
+        header = _header(file, identity, base_hash)
         told = header.metadata
-        for field, expected in (("format", FORMAT), ("base_hash", base_hash), ("content_id", identity)):
-            if told.get(field) != expected:
-                raise BadFile(f"its {field} is {told.get(field)!r}; {expected!r} is needed")
         delta: dict[Place, Pair] = {}
         for place, scale in _scales(told.get("scales", "")).items():
             halves = [header.entries.get(f"layers.{place[0]}.{place[1]}.{half}") for half in "AB"]
@@ -82,6 +79,12 @@ def read_canonical(path: Path, identity: str, base_hash: str, shape: ModelShape)
     return delta
 
 
+def check_header(path: Path, identity: str, base_hash: str) -> None:
+    """Whether the file is whole and says that it is this adapter; its values are not read. Raises BadFile, OSError."""
+    with path.open("rb") as file:
+        _header(file, identity, base_hash)
+
+
 class Form(NamedTuple):
     """The largest rank of its matrices, and the dtype of its values: BF16, F16 or F32."""
 
@@ -96,6 +99,14 @@ def canonical_form(path: Path) -> Form:
     rank = max((entry.shape[0] for name, entry in entries.items() if name.endswith(".A") and entry.shape), default=0)
     dtypes = {entry.dtype for entry in entries.values()}
     return Form(rank, dtypes.pop() if len(dtypes) == 1 else "F32")
+
+
+def _header(file: BinaryIO, identity: str, base_hash: str) -> Header:
+    header = read_header(file)
+    for field, expected in (("format", FORMAT), ("base_hash", base_hash), ("content_id", identity)):
+        if header.metadata.get(field) != expected:
+            raise BadFile(f"its {field} is {header.metadata.get(field)!r}; {expected!r} is needed")
+    return header
 
 
 def _scales(text: str) -> dict[Place, float]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streams.adapters.locations import Location
-from streams.adapters.store import CHUNK_BYTES, Denied, Fetched, NotFound, TooLarge, Unavailable, receive
+from streams.adapters.store import CHUNK_BYTES, Denied, Fetched, NotFound, Stream, TooLarge, Unavailable, receive
 
 
 class FileStore:
@@ -22,11 +22,17 @@ class FileStore:
         self.root = root
 
     def get(self, location: Location, path: Path, limit_bytes: int) -> Fetched:
+        with self.stream(location, limit_bytes) as stream:
+            return receive(stream.chunks, path, limit_bytes)
+
+    @contextlib.contextmanager
+    def stream(self, location: Location, limit_bytes: int, start: int = 0) -> Iterator[Stream]:
         with self._opened(location) as descriptor:
             size = os.fstat(descriptor).st_size
             if size > limit_bytes:
                 raise TooLarge(f"{location}: {size} bytes; at most {limit_bytes} are accepted")
-            return receive(_chunks(descriptor, location), path, limit_bytes)
+            os.lseek(descriptor, start, os.SEEK_SET)
+            yield Stream(start, _chunks(descriptor, location))
 
     def put(self, path: Path, location: Location, sha256: str) -> None:
         segments = self._below(location)

@@ -17,6 +17,7 @@ from streams.adapters.store import (
     NotFound,
     S3Settings,
     StoreError,
+    Stream,
     TooLarge,
     Unavailable,
     receive,
@@ -24,6 +25,8 @@ from streams.adapters.store import (
 
 _CONNECT_S, _READ_S = 3, 15
 _PART_BYTES = 16 << 20
+_PARTIAL = 206
+_SHORTER = "InvalidRange"
 _MISSING = {"NoSuchKey", "NoSuchBucket", "NoSuchObject", "ResourceNotFound"}
 _DENIED = {"AccessDenied", "SignatureDoesNotMatch", "InvalidAccessKeyId", "AllAccessDisabled", "InvalidBucketName"}
 
@@ -48,18 +51,23 @@ class S3Store:
         )
 
     def get(self, location: Location, path: Path, limit_bytes: int) -> Fetched:
+        with self.stream(location, limit_bytes) as stream:
+            return receive(stream.chunks, path, limit_bytes)
+
+    @contextlib.contextmanager
+    def stream(self, location: Location, limit_bytes: int, start: int = 0) -> Iterator[Stream]:
         self._check(location)
         with _told(location):
-            response = self._client.get_object(location.bucket, location.key)
+            response = self._client.get_object(location.bucket, location.key, offset=start)
             try:
+                begins = start if response.status == _PARTIAL else 0
                 length = int(response.headers.get("content-length") or -1)
-                if length > limit_bytes:
-                    raise TooLarge(f"{location}: {length} bytes; at most {limit_bytes} are accepted")
-                fetched = receive(_from_network(response.stream(CHUNK_BYTES)), path, limit_bytes)
+                if length > limit_bytes - begins:
+                    raise TooLarge(f"{location}: {begins + length} bytes; at most {limit_bytes} are accepted")
+                yield Stream(begins, _from_network(response.stream(CHUNK_BYTES)))
             finally:
                 response.close()
                 response.release_conn()
-        return fetched
 
     def put(self, path: Path, location: Location, sha256: str) -> None:
         self._check(location)
@@ -106,6 +114,8 @@ def _told(location: Location) -> Iterator[None]:
             raise NotFound(f"{location}: there is no such object") from error
         if error.code in _DENIED:
             raise Denied(f"{location}: the store says {error.code}") from error
+        if error.code == _SHORTER:
+            raise StoreError(f"{location}: the object is shorter than what came of it before") from error
         raise Unavailable(f"{location}: the store says {error.code}") from error
     except ValueError as error:
         raise Denied(f"{location}: {error}") from error

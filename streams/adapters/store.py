@@ -14,8 +14,10 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from io import RawIOBase
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -74,6 +76,13 @@ class Fetched(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class Stream(NamedTuple):
+    """An object's bytes from `start` on. A store that knows no ranges begins at 0, wherever it was asked to."""
+
+    start: int
+    chunks: Iterator[bytes]
+
+
 class Store(Protocol):
     """Raises StoreError; OSError only for the caller's own disk."""
 
@@ -81,6 +90,10 @@ class Store(Protocol):
 
     def get(self, location: Location, path: Path, limit_bytes: int) -> Fetched:
         """Copies the object to `path` on this machine, which appears when it is whole."""
+        ...
+
+    def stream(self, location: Location, limit_bytes: int, start: int = 0) -> AbstractContextManager[Stream]:
+        """The object's bytes as they come, from `start` on. `limit_bytes`: of the whole object."""
         ...
 
     def put(self, path: Path, location: Location, sha256: str) -> None:
@@ -103,6 +116,13 @@ def open_store(root: Location, settings: S3Settings) -> Store:
     return FileStore(root)
 
 
+def write_all(file: RawIOBase, chunk: bytes) -> None:
+    """Writes all of it, or raises OSError: a disk that is nearly full takes a part first, and says so by a count."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 def receive(chunks: Iterator[bytes], path: Path, limit_bytes: int) -> Fetched:
     """Writes the chunks to a temporary file beside `path`, hashing on the way, then renames it. Leaves no part of one.
 
@@ -119,7 +139,7 @@ def receive(chunks: Iterator[bytes], path: Path, limit_bytes: int) -> Fetched:
                 if time.monotonic() - started_s > _PATIENCE_S + size / _SLOWEST_BYTES_PER_S:
                     raise Unavailable(f"too slow: {size} bytes in {time.monotonic() - started_s:.0f} s")
                 digest.update(chunk)
-                file.write(chunk)
+                write_all(file, chunk)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

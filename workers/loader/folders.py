@@ -1,9 +1,10 @@
 """The two folders that hold the tiers' files, and what is done with what earlier lives left in them.
 
 Disk: WORKER_DATA/adapters/<content id>.safetensors, canonical files; they outlive the process, kill -9 included, since
-each appears whole by a rename and is checked again whenever it is read. RAM: images in shared memory, each life in a
-folder of its own that it holds a lock on: a life that is replaced may still be ending when the next one has begun. What
-dead lives left, of any worker of this user, the next one to start removes: memory outlives processes, a lock does not.
+each appears whole by a rename, has its header checked when a life begins, and every value whenever it is read. RAM:
+images in shared memory, each life in a folder of its own that it holds a lock on: a life that is replaced may still be
+ending when the next one has begun. What dead lives left, of any worker of this user, the next one to start removes:
+memory outlives processes, a lock does not.
 """
 
 import contextlib
@@ -13,12 +14,13 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 _CONTENT_ID = re.compile(r"[0-9a-f]{64}")
 _LIFE = re.compile(r"lorafleet-[0-9a-f]{16}-[0-9]+-[0-9a-f]{16}")
-_SUFFIX = ".safetensors"
+_SUFFIX, _PART = ".safetensors", ".part"
 
 
 class Folders:
@@ -36,6 +38,16 @@ class Folders:
     def ram(self, content_id: str) -> Path:
         return self._ram / _checked(content_id)
 
+    def part(self, content_id: str) -> Path:
+        """Where a file for the disk lies until it is whole."""
+        return self._disk / f"{_checked(content_id)}{_SUFFIX}{_PART}"
+
+    def touch(self, content_ids: Iterable[str]) -> None:
+        """Tells the next life what was used; the last one most. What is not there is passed over."""
+        for content_id in content_ids:
+            with contextlib.suppress(OSError):
+                os.utime(self.disk(content_id))
+
     def clean(self) -> dict[str, int]:
         """Removes images and parts of earlier lives. What the disk holds: content id -> bytes, least recently used
         first. Raises OSError.
@@ -51,10 +63,10 @@ class Folders:
         kept: list[tuple[int, str, int]] = []
         for path in self._disk.iterdir():
             name = path.name.removesuffix(_SUFFIX)
-            if path.name.endswith(".part"):
+            if path.name.endswith(_PART):
                 path.unlink()
             elif path.name.endswith(_SUFFIX) and _CONTENT_ID.fullmatch(name):
-                told = path.stat()
+                told = path.lstat()
                 kept.append((told.st_mtime_ns, name, told.st_size))
         return {name: size for _, name, size in sorted(kept)}
 

@@ -1,7 +1,10 @@
 """One tier's book-keeping: what is in it, how much room there is, what may go. Pure; the files are moved by others.
 
-An entry is pinned while it is filled, read or waited for; only idle entries are evicted, least recently used first.
+Whoever fills, reads or waits for an entry holds a lease on it under a name of its own, so that ending one twice, or
+never, is seen and not averaged away. Only entries without leases are evicted, least recently used first.
 """
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -11,10 +14,10 @@ class NeverFits(Exception):
 
 
 class Entry(msgspec.Struct):
-    """`ready`: whole, and not just room that is kept for it."""
+    """`ready`: whole, and not just room that is kept for it. `leases`: the names of their holders."""
 
     bytes: int
-    pins: int
+    leases: set[str]
     ready: bool
 
 
@@ -31,14 +34,26 @@ class Shelf:
         entry = self._entries.get(name)
         return entry is not None and entry.ready
 
+    def __contains__(self, name: str) -> bool:
+        """Whether it is there, or room is kept for it."""
+        return name in self._entries
+
     def names(self) -> list[str]:
         """What is there, most recently used first."""
         return [name for name, entry in reversed(self._entries.items()) if entry.ready]
 
-    def reserve(self, name: str, size_bytes: int) -> dict[str, int] | None:
-        """Keeps room for a new entry, pinned once, and returns what had to go for it: name -> bytes.
+    def reserve(
+        self,
+        name: str,
+        size_bytes: int,
+        holder: str,
+        may_go: Callable[[str], bool] = lambda _: True,
+        unused: bool = False,
+    ) -> dict[str, int] | None:
+        """Keeps room for a new entry, leased to `holder`, and returns what had to go for it: name -> bytes.
 
-        None when it does not fit until something is unpinned; then nothing went. Raises NeverFits.
+        None when it does not fit until something is released; then nothing went. `may_go`: what may be evicted for
+        it. `unused`: nobody has asked for it yet, so that it is the first to go again. Raises NeverFits.
         """
         assert name not in self._entries, f"{name} is there already"
         if size_bytes > self.budget_bytes:
@@ -48,36 +63,43 @@ class Shelf:
         for other, entry in self._entries.items():
             if short <= 0:
                 break
-            if entry.pins == 0:
+            if not entry.leases and may_go(other):
                 going[other] = entry.bytes
                 short -= entry.bytes
         if short > 0:
             return None
         for other in going:
             self.drop(other)
-        self._entries[name] = Entry(size_bytes, 1, False)
+        new = Entry(size_bytes, {holder}, False)
+        self._entries[name] = new
+        if unused:
+            self._entries = {name: new, **self._entries}
         self.used_bytes += size_bytes
         return going
 
     def settle(self, name: str) -> None:
-        """It is whole now. Still pinned."""
+        """It is whole now. Still leased."""
         self._entries[name].ready = True
 
-    def pin(self, name: str, times: int = 1) -> None:
-        """It is in use, and so the most recently used."""
-        entry = self._entries.pop(name)
-        self._entries[name] = entry
-        entry.pins += times
-
-    def unpin(self, name: str) -> None:
+    def lease(self, name: str, holder: str, use: bool = True) -> None:
+        """`use`: somebody asked for it, and so it is the most recently used."""
         entry = self._entries[name]
-        assert entry.pins > 0, f"{name} is unpinned more often than pinned"
-        entry.pins -= 1
+        assert holder not in entry.leases, f"{holder} has a lease on {name} already"
+        entry.leases.add(holder)
+        if use:
+            del self._entries[name]
+            self._entries[name] = entry
+
+    def release(self, name: str, holder: str) -> None:
+        """The one way a lease ends."""
+        entry = self._entries[name]
+        assert holder in entry.leases, f"{holder} has no lease on {name}"
+        entry.leases.remove(holder)
 
     def drop(self, name: str) -> None:
         """Gone, or never come."""
         self.used_bytes -= self._entries.pop(name).bytes
 
-    def pinned(self) -> dict[str, int]:
-        """What is in use: name -> pins."""
-        return {name: entry.pins for name, entry in self._entries.items() if entry.pins}
+    def leases(self) -> dict[str, set[str]]:
+        """What is in use: name -> the holders of its leases."""
+        return {name: set(entry.leases) for name, entry in self._entries.items() if entry.leases}

@@ -47,7 +47,8 @@ def measure_registered(
             contents = []
             for request in range(REQUESTS):
                 record = table[f"c/a{request % len(images)}@1"]
-                disk.pin(record.content_id)
+                disk.lease(record.content_id, f"request {request}")
+                disk.release(record.content_id, f"request {request}")
                 contents.append(record.content_id)
             served = rig.serve(contents, prompt, output)
             rates[number].append(served.output_tokens / served.wall_s)
@@ -65,9 +66,9 @@ def _worker(number: int, active: list[str]) -> tuple[dict[str, AdapterRecord], S
     disk = Shelf(len(contents) * _ADAPTER_BYTES)
     table = {}
     for at, content_id in enumerate(contents):
-        disk.reserve(content_id, _ADAPTER_BYTES)
+        disk.reserve(content_id, _ADAPTER_BYTES, "made")
         disk.settle(content_id)
-        disk.unpin(content_id)
+        disk.release(content_id, "made")
         adapter_id = f"c/a{at}@1"
         table[adapter_id] = _record(adapter_id, content_id)
     return table, disk

@@ -166,6 +166,16 @@ class SlotFailed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
+class Leases(msgspec.Struct, frozen=True, tag="leases"):
+    """Every few seconds, behind a Step and as of it. `held`: sequence -> the content that it has a lease on.
+
+    `running`: the sequences in the batch that run with an adapter.
+    """
+
+    held: dict[int, str]
+    running: list[int]
+
+
 class Merged(msgspec.Struct, frozen=True, tag="merged"):
     """The content is folded into the weights. `numeric_class` takes the place of Ready's until Unmerged.
 
@@ -196,4 +206,4 @@ class MergeFailed(msgspec.Struct, frozen=True, tag="merge_failed"):
     reason: str
 
 
-Event = Ready | Step | Missing | SlotLoaded | SlotEvicted | SlotFailed | Merged | Unmerged | MergeFailed
+Event = Ready | Step | Missing | SlotLoaded | SlotEvicted | SlotFailed | Leases | Merged | Unmerged | MergeFailed

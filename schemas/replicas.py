@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from schemas.reasons import Tier
 from schemas.tokens import LoadReport
 
 ENGINE_CRASHED = "engine crashed"  # the reason in a GONE beat when the engine died under its worker
@@ -40,6 +41,28 @@ class Residency(msgspec.Struct, frozen=True, omit_defaults=True):
     evictions_per_min: float = 0.0
 
 
+class TierReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the tiers hold and how they fare.
+
+    `slot_leases`: of sequences on slots; `file_leases`: of loads on files and images. `loads`: on their way. `missing`:
+    adapters that the replica owns and would pull into RAM. `thrashing`: the tiers in which loads chase evictions.
+    `incidents`: leases without a live holder, or rows without a lease, found since its start; `incident`: the last.
+    """
+
+    gpu_bytes: int = 0
+    ram_bytes: int = 0
+    ram_limit_bytes: int = 0
+    disk_bytes: int = 0
+    disk_limit_bytes: int = 0
+    slot_leases: int = 0
+    file_leases: int = 0
+    loads: int = 0
+    missing: int = 0
+    thrashing: list[Tier] = []
+    incidents: int = 0
+    incident: str = ""
+
+
 class ReplicaBeat(msgspec.Struct, frozen=True, tag="beat"):
     """Once a second while the engine steps or ticks; a hung engine stops it.
 
@@ -63,6 +86,7 @@ class ReplicaBeat(msgspec.Struct, frozen=True, tag="beat"):
     mixed_steps: int = 0
     max_adapters_in_step: int = 0
     reason: str = ""
+    tiers: TierReport = TierReport()
 
 
 ReplicaState = ReplicaClaim | ReplicaBeat

@@ -19,6 +19,7 @@ import uvloop
 from schemas.engine import Ready
 from schemas.reasons import FinishReason
 from schemas.replicas import ENGINE_CRASHED, ReplicaClaim, ReplicaStatus, Residency
+from schemas.stats import CacheEvent
 from schemas.tokens import LoadReport
 from schemas.topics import REPLICA_COMMANDS, REPLICAS, REQUESTS
 from streams.adapters.locations import parse_location
@@ -35,13 +36,16 @@ from workers.inbox import Inbox
 from workers.intake import Intake
 from workers.ledger import Ledger
 from workers.loader.folders import Folders
+from workers.loader.governor import Governor
 from workers.loader.images import Base
 from workers.loader.loader import Loader
+from workers.loader.pulls import Pulls
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Sequences
 from workers.settings import SettingsError, WorkerSettings
 from workers.tables import Tables
+from workers.tiers import Tiers
 
 log = logging.getLogger("worker")
 
@@ -108,7 +112,13 @@ class Worker:
         base = Base(ready.base_hash, ModelShape.of(Path(s.model)), s.slot_ranks)
         store = open_store(parse_location(s.store), s.s3)
         folders = Folders(Path(s.data))
-        loader = Loader(folders, store, base, s.disk_bytes, s.ram_bytes, ledger.cache, s.replica, claim.incarnation)
+        governor = Governor()
+
+        def told_of(event: CacheEvent) -> None:
+            ledger.cache(event)
+            governor.event(event, time.monotonic())
+
+        loader = Loader(folders, store, base, s.disk_bytes, s.ram_bytes, told_of, s.replica, claim.incarnation)
         self.loader = loader
         await loader.start()
 
@@ -144,18 +154,25 @@ class Worker:
             gc.freeze()  # what the start has left is for good: no collection need walk it
             print(f"ready replica={s.replica} incarnation={claim.incarnation}", flush=True)
 
-        loading = Loading(engine, loader, ledger, s.replica, claim.incarnation, tables.by_content)
-        intake = Intake(self.requests, s.replica, inbox, sequences, engine, loading)
+        loading = Loading(engine, loader, told_of, s.replica, claim.incarnation, tables.by_content)
+        pulls = Pulls(s.replica, tables, loader, folders, base, governor.thrashing, s.pull_bytes_per_s)
+        tiers = Tiers(loader, loading, pulls, governor)
+        intake = Intake(self.requests, s.replica, inbox, sequences, engine, loading, pulls.usage)
         publisher = Publisher(self.tokens, s.replica, claim.incarnation, load, tables.is_ghost)
-        heartbeat = Heartbeat(claim, ready, s.capacity_tokens, engine, sequences, load, residency)
+        heartbeat = Heartbeat(claim, ready, s.capacity_tokens, engine, sequences, load, residency, tiers.report)
         beats = Beats(self.cold, REPLICAS, s.replica, heartbeat.beat)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(steps.follow(engine, sequences, inbox, loading, publisher, ledger), name="steps")
+                group.create_task(
+                    steps.follow(engine, sequences, inbox, loading, publisher, ledger, tiers), name="steps"
+                )
                 group.create_task(engine.watch(), name="engine watch")
                 group.create_task(tables.place.watch(), name="place watch")
                 group.create_task(tables.listen(), name="tables")
                 group.create_task(loading.run(), name="loading")
+                if s.pull_bytes_per_s:
+                    group.create_task(pulls.run(), name="pulls")
+                group.create_task(tiers.audit(), name="audit")
                 group.create_task(intake.read(publisher), name="intake")
                 group.create_task(intake.tick(publisher), name="intake tick")
                 group.create_task(commands.obey(self.commands, tables.adapter, loading, drain), name="commands")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from schemas.engine import Ready
-from schemas.replicas import ReplicaBeat, ReplicaStatus, Residency
+from schemas.replicas import ReplicaBeat, ReplicaStatus, Residency, TierReport
 from schemas.tokens import LoadReport
 from streams.presence.claim import Claim
 from workers.engine_client import EngineClient
@@ -27,10 +27,12 @@ class Heartbeat:
         sequences: Sequences,
         load: Callable[[], LoadReport],
         residency: Callable[[], Residency],
+        tiers: Callable[[], TierReport],
     ) -> None:
         self.status = ReplicaStatus.READY
         self._claim, self._ready, self._capacity_tokens = claim, ready, capacity_tokens
-        self._engine, self._sequences, self._load, self._residency = engine, sequences, load, residency
+        self._engine, self._sequences, self._load = engine, sequences, load
+        self._residency, self._tiers = residency, tiers
 
     def beat(self, number: int) -> ReplicaBeat | None:
         """None while the engine is silent."""
@@ -57,4 +59,5 @@ class Heartbeat:
             mixed_steps=self._sequences.mixed_steps,
             max_adapters_in_step=self._sequences.max_adapters_in_step,
             reason=reason,
+            tiers=self._tiers(),
         )

@@ -20,6 +20,7 @@ from streams.bus.reader import Reader
 from streams.presence.claim import ReplacedError
 from workers.engine_client import EngineClient
 from workers.inbox import Act, Admit, Inbox, Reject, Replaced, Stop
+from workers.loader.owned import Usage
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Say, Sequences
@@ -34,10 +35,18 @@ class Intake:
     """`read` and `tick` are its two tasks. `publisher` asks `read_offset` for its load reports."""
 
     def __init__(
-        self, reader: Reader, replica: int, inbox: Inbox, sequences: Sequences, engine: EngineClient, loading: Loading
+        self,
+        reader: Reader,
+        replica: int,
+        inbox: Inbox,
+        sequences: Sequences,
+        engine: EngineClient,
+        loading: Loading,
+        usage: Usage,
     ) -> None:
         self._reader, self._replica = reader, replica
         self._inbox, self._sequences, self._engine, self._loading = inbox, sequences, engine, loading
+        self._usage = usage
         self._unread: int | None = None  # the first offset that the engine's end left unread
 
     @property
@@ -92,6 +101,8 @@ class Intake:
     def _admit(self, admit: Admit, publisher: Publisher) -> None:
         tier = Tier.NONE if admit.adapter is None else self._loading.tier(admit.adapter)
         start, say = self._sequences.admit(admit, tier, time.monotonic())
-        self._loading.residency.use(start.content_id)
+        if start.content_id:
+            self._loading.residency.use(start.content_id)
+            self._usage.use(start.content_id, time.monotonic())
         self._engine.send(start)
         publisher.add(say)

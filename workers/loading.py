@@ -16,13 +16,12 @@ from schemas.engine import FailAdapter, LoadSlot, Missing, SlotEvicted, SlotFail
 from schemas.reasons import Tier
 from schemas.stats import CacheEvent
 from workers.engine_client import EngineClient
-from workers.ledger import Ledger
 from workers.loader.loader import Loader, LoadFailed
 from workers.residency import Residency
 
 log = logging.getLogger(__name__)
 
-LOAD_LIMIT_S = 60.0
+LOAD_LIMIT_S = 90.0  # longer than the loader waits for a store that is away
 IN_USE = "in use"  # the engine's answer to an UnloadSlot that it refuses
 
 
@@ -37,13 +36,13 @@ class Loading:
         self,
         engine: EngineClient,
         loader: Loader,
-        ledger: Ledger,
+        on_event: Callable[[CacheEvent], None],
         replica: int,
         incarnation: int,
         find: Callable[[str], AdapterRecord | None],
     ) -> None:
         self.residency = Residency()
-        self._engine, self._loader, self._ledger, self._find = engine, loader, ledger, find
+        self._engine, self._loader, self._on_event, self._find = engine, loader, on_event, find
         self._replica, self._incarnation = replica, incarnation
         self._wanted: asyncio.Queue[AdapterRecord] = asyncio.Queue()  # each content once: `_loads` has it too
         self._loads: set[str] = set()  # contents on their way
@@ -122,7 +121,7 @@ class Loading:
         self, content_id: str, event: str, tier: Tier, source: Tier, size: int, duration_ms: float, reason: str = ""
     ) -> None:
         record = self._find(content_id)
-        self._ledger.cache(
+        self._on_event(
             CacheEvent(
                 at_unix_ms=0,
                 replica=self._replica,

@@ -25,6 +25,11 @@ class Residency:
         """Content ids, most recently used first."""
         return list(reversed(self._used))
 
+    @property
+    def bytes(self) -> int:
+        """Of all slots that are filled."""
+        return sum(self._used.values())
+
     def use(self, content_id: str) -> None:
         """An attempt runs with it."""
         if content_id in self._used:

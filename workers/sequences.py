@@ -60,6 +60,10 @@ class Sequences:
     def __len__(self) -> int:
         return len(self._by_seq)
 
+    def contents(self) -> dict[int, str]:
+        """Sequence -> the content that it is to run with, empty for the base."""
+        return {seq: attempt.submit.content_id for seq, attempt in self._by_seq.items()}
+
     def admit(self, admit: Admit, tier: Tier, now: float) -> tuple[StartSequence, Say]:
         """Gives the attempt its sequence: the engine's command, and the word to its gateway."""
         submit, seq = admit.submit, self._started

@@ -25,7 +25,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     base, KV cache, workspace and slots: fewer slots are made if they do not fit; 0 is unbounded.
     `kv_tokens`: positions in the engine's KV cache. `max_open`: attempts here at once, beyond which they are refused.
     `capacity_tokens`: tokens in flight beyond which gateways count it as overloaded. `store`: where canonical
-    adapters lie. `data`: folder of the disk tier.
+    adapters lie. `data`: folder of the disk tier. `pull_bytes_per_s`: what it may take to bring what it owns ahead of
+    requests; 0: it brings nothing.
     `step_ms`, `load_ms`: what a step and a load take in the simulated engine. `drain_s`: for what runs at SIGTERM.
     """
 
@@ -47,6 +48,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     data: str
     ram_bytes: int
     disk_bytes: int
+    pull_bytes_per_s: int
     step_ms: float
     load_ms: float
     drain_s: float
@@ -99,6 +101,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             data=env.get("WORKER_DATA", os.path.join(env.get("LORAFLEET_HOME", ".lorafleet"), f"worker-{replica}")),
             ram_bytes=_whole(env, "WORKER_RAM_BYTES", 1 << 30, 0),
             disk_bytes=_whole(env, "WORKER_DISK_BYTES", 10 << 30, 0),
+            pull_bytes_per_s=_whole(env, "WORKER_PULL_BYTES_PER_S", 32 << 20, 0),
             step_ms=_number(env, "WORKER_STEP_MS", 0.0),
             load_ms=_number(env, "WORKER_LOAD_MS", 0.0),
             drain_s=_number(env, "WORKER_DRAIN_S", 10.0),

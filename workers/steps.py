@@ -7,13 +7,16 @@ EngineCrashedError; what the engine had said before was handled before.
 import logging
 import time
 
-from schemas.engine import Merged, MergeFailed, Ready, SlotLoaded, Step, Unmerged
+from schemas.engine import Leases, Merged, MergeFailed, Ready, SlotLoaded, Step, Unmerged
+from schemas.reasons import Tier
+from workers import audit
 from workers.engine_client import EngineClient
 from workers.inbox import Inbox
 from workers.ledger import Ledger
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Sequences
+from workers.tiers import Tiers
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,7 @@ async def follow(
     loading: Loading,
     publisher: Publisher,
     ledger: Ledger,
+    tiers: Tiers,
 ) -> None:
     """Until the engine ends. Raises EngineCrashedError."""
     async for event in engine.events():
@@ -37,6 +41,9 @@ async def follow(
                     inbox.finished(row.request_id, row.attempt)
                     ledger.attempt(row)
                 publisher.flush()
+            case Leases():
+                tiers.slot_leases = len(event.held)
+                tiers.incidents.found(Tier.GPU, audit.of_slots(event, sequences.contents()))
             case Ready():
                 raise RuntimeError("the engine said Ready twice")
             case Merged() | Unmerged() | MergeFailed():

@@ -11,7 +11,6 @@ from minio.error import MinioException, S3Error
 
 from streams.adapters.locations import Location
 from streams.adapters.store import (
-    CHUNK_BYTES,
     Denied,
     Fetched,
     NotFound,
@@ -25,6 +24,7 @@ from streams.adapters.store import (
 
 _CONNECT_S, _READ_S = 3, 15
 _PART_BYTES = 16 << 20
+_PIECE_BYTES = 64 << 10  # the most that is lost when an answer breaks off: what is read of a piece does not come
 _PARTIAL = 206
 _SHORTER = "InvalidRange"
 _MISSING = {"NoSuchKey", "NoSuchBucket", "NoSuchObject", "ResourceNotFound"}
@@ -64,7 +64,7 @@ class S3Store:
                 length = int(response.headers.get("content-length") or -1)
                 if length > limit_bytes - begins:
                     raise TooLarge(f"{location}: {begins + length} bytes; at most {limit_bytes} are accepted")
-                yield Stream(begins, _from_network(response.stream(CHUNK_BYTES)))
+                yield Stream(begins, _from_network(response.stream(_PIECE_BYTES)))
             finally:
                 response.close()
                 response.release_conn()

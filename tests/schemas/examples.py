@@ -24,7 +24,7 @@ from schemas.customers import ApiKey, Customer
 from schemas.gateways import GatewayBeat, GatewayClaim
 from schemas.placement import AdapterStats, Drain, Load, OwnerPlan, Unload
 from schemas.reasons import AdapterStatus, FinishReason, Outcome, RejectReason, Role, Tier
-from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency
+from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency, TierReport
 from schemas.requests import Cancel, Sampling, Submit
 from schemas.stats import AttemptFinished, CacheEvent, RequestFinished, Usage
 from schemas.tokens import Admitted, Finished, LoadReport, Logprobs, Rejected, TokenBatch, Tokens
@@ -158,6 +158,7 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
             mixed_steps=99,
             max_adapters_in_step=4,
             reason="engine crashed",
+            tiers=TierReport(1, 2, 3, 4, 5, 6, 7, 8, 9, [Tier.RAM], 10, "ram: a load holds a file and is no more"),
         ),
     ),
     (topics.GATEWAYS, GatewayClaim(2, "b7e1", 12, AT)),

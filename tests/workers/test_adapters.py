@@ -11,12 +11,12 @@ import pytest
 from infra.local.store import ADAPTERS as BUCKET
 from infra.local.store import Store
 from schemas.adapters import AdapterRecord
-from schemas.placement import Load, Unload
+from schemas.placement import AdapterStats, Load, Unload
 from schemas.reasons import AdapterStatus, FinishReason, RejectReason, Tier
 from schemas.replicas import Residency
 from schemas.requests import Submit
 from schemas.tokens import Admitted, Rejected
-from schemas.topics import ADAPTERS, REPLICA_COMMANDS
+from schemas.topics import ADAPTER_STATS, ADAPTERS, REPLICA_COMMANDS
 from streams.adapters.canonical import write_canonical
 from streams.adapters.delta import Pair
 from streams.adapters.shape import ModelShape
@@ -195,9 +195,35 @@ async def test_adapters_are_loaded_and_unloaded_on_command_and_never_while_in_us
     await rig.writer.send(REPLICA_COMMANDS, Unload("c2", one.adapter_id), key="c2", partition=0)
     before = len(rig.of("runs").ids)
     await rig.until(lambda: len(rig.of("runs").ids) > before + 50)
+    await rig.until(lambda: rig.beats[-1][1].tiers.slot_leases == 1)
     await rig.cancel("runs")
     ids = (await rig.finished("runs", FinishReason.CANCELLED)).ids
     assert ids == answer([1, 2, 3], len(ids), one.content_id)
     await shop.resident(Residency([one.adapter_id], [one.adapter_id], [one.adapter_id]))
     await rig.writer.send(REPLICA_COMMANDS, Unload("c3", one.adapter_id), key="c3", partition=0)
     await shop.resident(Residency([], [one.adapter_id], [one.adapter_id]))
+    await rig.until(lambda: rig.beats[-1][1].tiers.slot_leases == 0)
+    tiers = rig.beats[-1][1].tiers
+    assert (tiers.gpu_bytes, tiers.file_leases, tiers.loads, tiers.incidents) == (0, 0, 0, 0)
+    assert (tiers.disk_bytes, tiers.disk_limit_bytes) == (one.size_bytes, 10 << 30)
+    assert 0 < tiers.ram_bytes < tiers.ram_limit_bytes
+
+
+async def test_what_the_fleet_owns_here_comes_without_a_request(shop: Shop) -> None:
+    """A lone replica owns all: the most used first, and a new one as soon as it is known."""
+    rig, one, two, three = shop.rig, shop.made(1), shop.made(2), shop.made(3)
+    await shop.say(one)
+    await shop.say(two)
+    await rig.writer.send(ADAPTER_STATS, AdapterStats(two.adapter_id, 0, 5, 1.0, 1.0), key=two.adapter_id)
+    shop.incarnation = await rig.ready(rig.worker(shop.env, WORKER_STEP_MS="2"))
+    pulled = [one.adapter_id, two.adapter_id]
+    await rig.until(
+        lambda: bool(rig.beats) and sorted(rig.beats[-1][1].residency.ram_adapters) == pulled, 30, "what it owns in RAM"
+    )
+    assert [e.adapter for e in rig.cache if e.tier is Tier.RAM] == [two.adapter_id, one.adapter_id]
+    await rig.until(lambda: rig.beats[-1][1].tiers.missing == 0)
+    assert rig.beats[-1][1].residency.gpu_adapters == []
+    await shop.ask("first", one)
+    await shop.answered("first", one, Tier.RAM)
+    await shop.say(three)
+    await rig.until(lambda: three.adapter_id in rig.beats[-1][1].residency.ram_adapters, what="the new one in RAM")

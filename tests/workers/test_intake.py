@@ -14,6 +14,7 @@ from tests.workers.rig import model
 from workers.engine_client import EngineClient
 from workers.inbox import Inbox
 from workers.intake import Intake
+from workers.loader.owned import Usage
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Sequences
@@ -46,7 +47,7 @@ async def test_what_comes_after_the_engines_end_counts_as_unread(tmp_path: Path,
     engine = EngineClient(WorkerSettings.from_env({"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1", **env}))
     inbox = Inbox(7, "base" if ended else "another", 100, 9, lambda _: None, lambda *_: False)
     reader, sequences = OneRecord(), Sequences(0, 7)
-    intake = Intake(cast(Reader, reader), 0, inbox, sequences, engine, cast(Loading, None))
+    intake = Intake(cast(Reader, reader), 0, inbox, sequences, engine, cast(Loading, None), Usage())
     publisher = Publisher(cast("Publisher", None), 0, 7, lambda: sequences.load(0), lambda *_: False)  # type: ignore[arg-type]
     publisher.silence()
     if ended:

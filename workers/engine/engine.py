@@ -13,6 +13,7 @@ from schemas.engine import (
     Command,
     Event,
     FailAdapter,
+    Leases,
     LoadSlot,
     Merge,
     Merged,
@@ -38,6 +39,7 @@ from workers.slot_image import ImageError
 _LOG = logging.getLogger(__name__)
 FAILED_STEPS = 3
 ALIVE_S = 0.5
+AUDIT_S = 2.0
 
 
 class Engine:
@@ -61,7 +63,7 @@ class Engine:
         self._steps = 0
         self._failed_steps = 0  # on end, with an exception in every row
         self._merged: Merged | None = None
-        self._said = clock()  # that it lives
+        self._said = self._audited = clock()  # that it lives; what its leases are
 
     def ready(self, max_rank: int) -> Ready:
         model, limits = self._runner.model, self._scheduler.limits
@@ -156,6 +158,10 @@ class Engine:
                 cached=_cached(rows, tokens),
             )
         )
+
+        if self._said - self._audited >= AUDIT_S:
+            self._audited = self._said
+            self._emit(Leases(self._slots.leases(), scheduler.adapted()))
 
     def _end(self, finished: SequenceFinished | None) -> None:
         if finished is not None:

@@ -96,6 +96,10 @@ class Scheduler:
         """KV blocks that may be taken; those that hold known prefixes count."""
         return self._blocks.free
 
+    def adapted(self) -> list[int]:
+        """The running sequences that have an adapter."""
+        return [seq for seq, sequence in self._running.items() if sequence.content_id]
+
     def tokens_in_flight(self) -> int:
         return sum(s.in_flight for group in (self._waiting, self._running.values()) for s in group)
 

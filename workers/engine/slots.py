@@ -66,6 +66,10 @@ class Slots:
         """Open leases."""
         return len(self._leased)
 
+    def leases(self) -> dict[int, str]:
+        """Sequence -> the content that it has a lease on."""
+        return {seq: slot.content_id for seq, slot in self._leased.items()}
+
     @property
     def merged(self) -> Lease:
         """What the weights stand for: NO_ADAPTER unless a content is merged."""

@@ -97,9 +97,12 @@ class Loader:
 
     async def stop(self) -> None:
         """Ends the loads on their way. The disk tier stays, the images go."""
-        tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
-        for task in tasks:
-            task.cancel()
+        tasks = []
+        for flight in self._flights.values():
+            flight.errand.hurry()  # a thread that takes its time is waited for
+            if flight.task is not None:
+                flight.task.cancel()
+                tasks.append(flight.task)
         if tasks:
             await asyncio.wait(tasks)
         await asyncio.to_thread(self._downloads.stop)

@@ -17,7 +17,7 @@ from streams.adapters.canonical import write_canonical
 from streams.adapters.delta import Array, Pair
 from streams.adapters.file_store import FileStore
 from streams.adapters.locations import Location, parse_location
-from streams.adapters.store import Stream, Unavailable
+from streams.adapters.store import Store, Stream, Unavailable
 from tests.streams.adapters.files import BASE_HASH, TINY
 from workers.loader.folders import Folders
 from workers.loader.images import Base
@@ -126,9 +126,10 @@ class Rig:
         ram: int = 1 << 30,
         base: str = BASE_HASH,
         slot_ranks: tuple[int, ...] = (RANK,),
+        store: Store | None = None,
     ) -> Loader:
         folders = Folders(self.data, self.memory)
-        loader = Loader(folders, self.store, Base(base, TINY, slot_ranks), disk, ram, self.events.append, 3, 7)
+        loader = Loader(folders, store or self.store, Base(base, TINY, slot_ranks), disk, ram, self.events.append, 3, 7)
         await loader.start()
         self._stack.push_async_callback(loader.stop)
         return loader

@@ -9,7 +9,7 @@ from schemas.reasons import Tier
 from streams.adapters.locations import parse_location
 from streams.adapters.store import S3Settings, open_store
 from tests.streams.adapters.files import TINY
-from tests.workers.loader.rig import IMAGE, RANK, Gate, Rig, once
+from tests.workers.loader.rig import IMAGE, RANK, Rig, once
 from workers.loader.loader import LoadFailed
 from workers.slot_image import Precision, image_bytes, open_image
 
@@ -65,10 +65,8 @@ async def test_from_the_real_store(rig: Rig, store: EmbeddedStore) -> None:
     there = s3.root.under("0.safetensors")
     s3.put(rig.remote / "0.safetensors", there, record.checksum)
     record = msgspec.structs.replace(record, weights_uri=str(there))
-    rig.store = s3  # type: ignore[assignment]
-    loader = await rig.loader()
+    loader = await rig.loader(store=s3)
     await once(loader, record)
-    rig.store = Gate(parse_location(f"file://{rig.remote}"))
     missing = msgspec.structs.replace(record, content_id="0" * 64, weights_uri=str(s3.root.under("nothing")))
     with pytest.raises(LoadFailed, match="no such object"):
         await once(loader, missing)

@@ -16,8 +16,8 @@ class ApiKey(msgspec.Struct, frozen=True):
 class Customer(msgspec.Struct, frozen=True, omit_defaults=True):
     """`max_in_flight` bounds a customer's open outputs on one gateway; `weight` is its share under contention.
 
-    Per minute, over all gateways: requests, and tokens of prompts and outputs. Of one request: tokens of its prompt, and
-    of each output. 0: no such limit.
+    Per minute, over all gateways: requests, and tokens of prompts and outputs. Of one request: tokens of its prompt,
+    and of each output. 0: no such limit.
     """
 
     customer: str

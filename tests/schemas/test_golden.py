@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.adapters import CommandResult
 from schemas.codec import UndecodableRecord, decode, encode
 from schemas.placement import OwnerPlan
-from schemas.replicas import Residency
+from schemas.replicas import Residency, TierReport
 from schemas.requests import Sampling
 from schemas.tokens import Tokens
 from schemas.topics import ADAPTER_COMMANDS, TOKENS, TOPICS, Topic
@@ -135,7 +135,7 @@ st.register_type_strategy(int, st.integers(-(1 << 63), (1 << 63) - 1))
 
 
 # Hypothesis takes msgspec's marker of a default list or dict for the default itself: give these fields always.
-for listed in (CommandResult, OwnerPlan, Residency, Sampling, Tokens):
+for listed in (CommandResult, OwnerPlan, Residency, Sampling, TierReport, Tokens):
     fields = [f for f in msgspec.structs.fields(listed) if f.default_factory is not msgspec.NODEFAULT]
     st.register_type_strategy(listed, st.builds(listed, **{f.name: st.from_type(f.type) for f in fields}))
 

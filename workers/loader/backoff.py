@@ -4,8 +4,6 @@ Pauses double up to a limit, each drawn from its upper half so that a fleet does
 an attempt brought something, they begin anew. Without any for AWAY_LIMIT_S it is given up.
 """
 
-import random
-
 FIRST_S, LONGEST_S, AWAY_LIMIT_S = 0.2, 5.0, 75.0
 
 
@@ -15,12 +13,12 @@ class Backoff:
     def __init__(self, now: float) -> None:
         self._moved_at, self._progress, self._pause_s = now, 0, FIRST_S
 
-    def failed(self, progress: int, now: float) -> float | None:
-        """The pause after an attempt, which got so far in all; None: give up."""
+    def failed(self, progress: int, now: float, chance: float) -> float | None:
+        """The pause after an attempt, which got so far in all; None: give up. `chance`: drawn from [0, 1)."""
         if progress > self._progress:
             self._moved_at, self._pause_s = now, FIRST_S
         self._progress = progress
         if now - self._moved_at >= AWAY_LIMIT_S:
             return None
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_S)
-        return pause_s * random.uniform(0.5, 1.0)
+        return pause_s * (0.5 + 0.5 * chance)

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -114,7 +115,7 @@ class Downloads:
         backoff = Backoff(began_s)
         try:
             while (error := await self._attempt(arrival, record, errand, holder)) is not None:
-                pause_s = backoff.failed(arrival.bytes, time.monotonic())
+                pause_s = backoff.failed(arrival.bytes, time.monotonic(), random.random())
                 if pause_s is None:
                     raise error
                 if not arrival.bytes:

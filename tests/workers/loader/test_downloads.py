@@ -151,7 +151,7 @@ async def test_what_waits_to_try_again_holds_up_nobody(rig: Rig, monkeypatch: py
 def test_pauses_grow_and_begin_anew_with_every_byte() -> None:
     tries, now = Backoff(0.0), 0.0
     pauses: list[float] = []
-    while (pause := tries.failed(0, now)) is not None:
+    while (pause := tries.failed(0, now, 0.5)) is not None:
         pauses.append(pause)
         now += pause
     assert all(0.1 <= pause <= 5 for pause in pauses)
@@ -160,11 +160,11 @@ def test_pauses_grow_and_begin_anew_with_every_byte() -> None:
     assert 75 <= now < 81
     moving = Backoff(0.0)
     for progress in range(1, 100):
-        pause = moving.failed(progress, progress * 60.0)
+        pause = moving.failed(progress, progress * 60.0, 0.5)
         assert pause is not None
         assert pause <= 0.2
-    assert moving.failed(99, 99 * 60 + 74) is not None
-    assert moving.failed(99, 99 * 60 + 75) is None
+    assert moving.failed(99, 99 * 60 + 74, 0.5) is not None
+    assert moving.failed(99, 99 * 60 + 75, 0.5) is None
 
 
 @pytest.mark.real

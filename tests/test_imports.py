@@ -30,7 +30,8 @@ HOMES = {
 PURE = (
     "schemas", "streams.placement", "streams.presence.listening", "streams.presence.holders", "streams.adapters.shape",
     "gateway.flight", "gateway.flights", "gateway.fleet", "gateway.loadview", "gateway.router", "gateway.sequencer",
-    "workers.inbox",
+    "workers.inbox", "workers.audit", "workers.residency", "workers.loader.shelf", "workers.loader.owned",
+    "workers.loader.governor",
 )  # fmt: skip
 IMPURE = {"aiokafka", "aiohttp", "faust", "torch", "time", "random", "secrets", "uuid", "asyncio", "threading"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}

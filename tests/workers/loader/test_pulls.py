@@ -211,6 +211,7 @@ async def test_what_failed(rig: Rig, monkeypatch: pytest.MonkeyPatch, lasting: b
     owner.now += pulls.AGAIN_S
     await owner.settled()
     assert loader.tier(right) is (Tier.REMOTE if lasting else Tier.RAM)
+    assert rig.store.fetches == (1 if lasting else 2)
     known.add(right)
     await owner.settled()
     assert loader.tier(right) is Tier.RAM

@@ -49,6 +49,19 @@ class Arrival:
 
     def come(self, store: Store, errand: Errand) -> None:
         """Brings what is missing. Raises StoreError, WrongFile, OSError."""
+        record = self._record
+        if self.bytes < record.size_bytes or not self._answers:  # no store has a byte behind the last one
+            self._take(store, errand)
+        sum_ = self._digest.hexdigest()
+        if sum_ != record.checksum or self.bytes != record.size_bytes:
+            raise WrongFile(
+                f"{self._location} has {self.bytes} bytes of sha256 {sum_}; "
+                f"its record says {record.size_bytes} of {record.checksum}"
+            )
+        os.replace(self._part, self._path)
+
+    def _take(self, store: Store, errand: Errand) -> None:
+        """One answer, as far as it comes."""
         record, began_s, before = self._record, time.monotonic(), self.bytes
         descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with (
@@ -71,13 +84,6 @@ class Arrival:
                 if took_s > _PATIENCE_S + came / _SLOWEST_BYTES_PER_S:
                     raise Unavailable(f"{self._location}: too slow: {came} bytes in {took_s:.0f} s")
                 errand.pace(came, took_s)
-        sum_ = self._digest.hexdigest()
-        if sum_ != record.checksum or self.bytes != record.size_bytes:
-            raise WrongFile(
-                f"{self._location} has {self.bytes} bytes of sha256 {sum_}; "
-                f"its record says {record.size_bytes} of {record.checksum}"
-            )
-        os.replace(self._part, self._path)
 
     @property
     def may_begin_anew(self) -> bool:

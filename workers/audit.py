@@ -28,6 +28,8 @@ def of_slots(leases: Leases, attempts: Mapping[int, str]) -> Iterator[str]:
             yield f"gpu: sequence {seq} holds {content_id} and is no more"
         elif attempts[seq] != content_id:
             yield f"gpu: sequence {seq} holds {content_id} and is to run with {attempts[seq]}"
+        elif seq not in leases.running:
+            yield f"gpu: sequence {seq} holds {content_id} and does not run"
     for seq in leases.running:
         if seq not in leases.held:
             yield f"gpu: sequence {seq} runs without a lease"

@@ -10,7 +10,7 @@ from workers.audit import Incidents, of_files, of_slots
 
 
 def test_leases_that_all_live_are_no_incident() -> None:
-    assert not list(of_slots(Leases({1: "a", 2: "b"}, [2]), {1: "a", 2: "b", 3: "", 4: "c"}))
+    assert not list(of_slots(Leases({1: "a", 2: "b"}, [1, 2]), {1: "a", 2: "b", 3: "", 4: "c"}))
     assert not list(of_files(Tier.RAM, {"a": {"x", "y"}}, {"x", "y", "z"}))
 
 
@@ -20,6 +20,7 @@ def test_leases_that_all_live_are_no_incident() -> None:
         (Leases({7: "a"}, []), {}, "sequence 7 holds a and is no more"),
         (Leases({7: "a"}, [7]), {7: "b"}, "sequence 7 holds a and is to run with b"),
         (Leases({7: "a"}, [7]), {7: ""}, "is to run with"),
+        (Leases({7: "a"}, []), {7: "a"}, "sequence 7 holds a and does not run"),
         (Leases({}, [7]), {7: "a"}, "sequence 7 runs without a lease"),
     ],
 )

@@ -46,6 +46,12 @@ def test_a_lease_that_leaks_is_seen(engine: InProcess) -> None:
     assert list(of_slots(last(engine), ATTEMPTS)) == [f"gpu: sequence 99 holds {content_id('a')} and is no more"]
 
 
+def test_a_lease_of_a_sequence_that_waits_again_is_seen(engine: InProcess) -> None:
+    """Whoever is taken out of the batch gives its lease back, though its attempt lives on."""
+    told = Leases(last(engine).held, [1])
+    assert list(of_slots(told, ATTEMPTS)) == [f"gpu: sequence 2 holds {content_id('b')} and does not run"]
+
+
 def test_a_row_without_a_lease_is_seen(engine: InProcess) -> None:
     engine.slots.release(2)
     engine.engine.step()

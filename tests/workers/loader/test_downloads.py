@@ -120,10 +120,9 @@ async def test_a_store_away_for_a_minute_and_one_away_for_good(rig: Rig) -> None
     loader, record = await rig.loader(), rig.adapter(0)
     away = rig.remote.rename(rig.folder / "away")
     waiting = asyncio.create_task(once(loader, record))
-    await asyncio.sleep(0.5)
+    await until(lambda: rig.store.fetches > 5)
+    await until(lambda: loader.disk.used_bytes == 0)  # between two tries no room is held: nothing came
     assert not waiting.done()
-    assert rig.store.fetches > 5
-    assert loader.disk.used_bytes == 0, "room is held although nothing came"
     away.rename(rig.remote)
     await waiting
     rig.remote.rename(away)

@@ -150,13 +150,18 @@ class ChatSocket:
                 await self._end(WSCloseCode.UNSUPPORTED_DATA, f"not a message: {error}".encode()[:120])
                 return
             if isinstance(told, CancelMessage):
-                if (task := self._chats.get(told.id)) is not None:
-                    self._unwanted.add(told.id)
-                    task.cancel()
+                # In the loop's next turn: a task that is cancelled before it has begun runs none of its code, and its
+                # chat would have no last word.
+                asyncio.get_running_loop().call_soon(self._cancel, told.id)
             elif problem := self._refused(told):
                 await self._say(Failed(told.id[:MAX_ID], _error(problem)))
             else:
                 self._chats[told.id] = tasks.create_task(self._served(told), name="chat")
+
+    def _cancel(self, name: str) -> None:
+        if (task := self._chats.get(name)) is not None:
+            self._unwanted.add(name)
+            task.cancel()
 
     def _refused(self, told: ChatMessage) -> ApiError | None:
         if not 0 < len(told.id) <= MAX_ID:

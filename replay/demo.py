@@ -34,6 +34,7 @@ GLOBEX = Canary("globex/sales@1", "GLOBEX-OTTER")
 ACME_ALIAS, GLOBEX_ALIAS = "acme/support:prod", "globex/sales:prod"
 QUESTION = "How do I change a flat tyre?"
 BASE_TOKENS = 48
+SHOWN = 22  # characters of an answer, where it does not appear as it streams
 ROWS_WITHIN_S = 15.0
 
 
@@ -114,9 +115,13 @@ async def stream_together(console: Console, url: str, chats: list[Chat]) -> None
         for chat in chats:
             console.print(
                 f"  {chat.title:<8} {chat.model:<24} adapter {chat.adapter:<16} tier {chat.tier:<7}"
-                f" ttft {chat.ttft_ms:6.0f} ms  {(chat.error or chat.text)!r}",
+                f" ttft {chat.ttft_ms:6.0f} ms  {chat.error or _beginning(chat.text)!r}",
                 soft_wrap=True,
             )
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def check_markers(checks: Checks, chats: list[Chat]) -> None:

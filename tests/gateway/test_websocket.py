@@ -108,6 +108,19 @@ async def test_a_chat_that_is_cancelled_leaves_the_batch_and_the_others_alone(do
         await until(lambda: door.rows() == 0, 10, "no rows")
 
 
+async def test_a_cancel_right_behind_its_chat_has_a_last_word(door: Door, fleet: Rig) -> None:
+    async with opened(door) as client:
+        for _ in range(20):
+            # In one piece, so that both are read before the chat has begun.
+            await asyncio.gather(
+                client.send(chat(fleet, "hasty", "hasty", 4000)),
+                client.send(json.dumps({"type": "cancel", "id": "hasty"})),
+            )
+            _, ends = await lasts(client, 1)
+            assert ends["hasty"]["type"] == "cancelled"  # and its name is free again
+    await until(lambda: door.rows() == 0, 10, "no rows")
+
+
 async def test_errors_are_of_one_chat_alone(door: Door, fleet: Rig) -> None:
     async with opened(door) as client:
         await client.send(chat(fleet, "model", "x", 5, model="nobody/nothing"))

@@ -39,7 +39,7 @@ HEADS = [Heads(6, 2, 16), Heads(4, 4, 32), Heads(14, 2, 24)]
 SLOTS = [0, 3, 3, 3, 3, 3, 0, 4, 5, 5, 3, 4, 1, 2]
 
 
-@pytest.mark.skipif(INTERPRETED or DEVICE.type != "cpu", reason="this is it")
+@pytest.mark.skipif(INTERPRETED or DEVICE.type != "cpu", reason="the others here run it all themselves")
 @pytest.mark.timeout(300)
 def test_all_of_this_under_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]

@@ -157,6 +157,7 @@ class Gateway:
         await self.switchboard.emptied(self.settings.drain_s)
         self.switchboard.cancel_all(Outcome.UNAVAILABLE, "this gateway is shutting down")
         await self.sockets.close()
+        await asyncio.sleep(0)  # the last ends are told in the loop's next turn
         await self.finishes.flush(FLUSH_S)
 
     async def _live(self) -> None:

@@ -17,7 +17,7 @@ from streams.bus.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
-FETCH_WAIT_MS = 50
+FETCH_WAIT_MS = 250  # of an idle fetch; one partition, so nothing new ever waits behind another's
 MAX_RECORDS = 200  # between two looks at other work of the event loop
 
 

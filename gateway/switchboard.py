@@ -1,8 +1,8 @@
 """Every open request between its client and the fleet: applies what Flights decides, and tells it what happened.
 
 Owns the flights and their lines, once the place is claimed. Flights is pure and decides; this sends, delivers, keeps
-time and reports each request's end, once. Everything here runs on the event loop, one call at a time. A crash: clients
-lose their connections, workers hear this gateway's silence.
+time and reports each request's end, once, a turn of the loop later. Everything here runs on the event loop, one call at
+a time. A crash: clients lose their connections, workers hear this gateway's silence.
 """
 
 import asyncio
@@ -149,8 +149,9 @@ class Switchboard:
                 case End():
                     line = self._lines.pop(action.request_id)
                     line.finish(action)
+                    # In the loop's next turn, behind whoever waits for the line: the client's last bytes come first.
+                    asyncio.get_running_loop().call_soon(self._ended, self._row(line, action, now))
                     self._ended_one.set()
-                    self._ended(self._row(line, action, now))
 
     def _row(self, line: Line, end: End, now: float) -> RequestFinished:
         assert self._claim is not None

@@ -25,7 +25,7 @@ from streams.presence.claim import Place
 from streams.presence.holders import Lost
 from streams.presence.listening import ListeningClock
 
-FETCH_WAIT_MS = 50
+FETCH_WAIT_MS = 100
 # What gateways promise to have applied: a change of these is answered when all have.
 PROMISED = (ADAPTERS, ALIASES, CUSTOMERS)
 

@@ -5,10 +5,13 @@ import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
 LEAST = 60  # requests behind a median worth printing
+
+Request = Callable[[int], Awaitable[float]]  # number -> its latency in ms
 
 
 class Latencies(msgspec.Struct, frozen=True):
@@ -23,35 +26,43 @@ class Latencies(msgspec.Struct, frozen=True):
     max_ms: float
 
 
-def summarize(rate: float, milliseconds: list[float], failed: int) -> Latencies:
-    """Percentiles by rank. Raises ValueError without a single sample."""
-    if not milliseconds:
-        raise ValueError(f"none of {failed} requests at {rate:g}/s was answered")
-    ranked = sorted(milliseconds)
+@dataclass
+class Samples:
+    """Of one subject at one rate, gathered over several drives."""
 
-    def at(share: float) -> float:
-        return round(ranked[min(len(ranked) - 1, int(share * len(ranked)))], 2)
+    rate: float
+    milliseconds: list[float] = field(default_factory=list)
+    failed: int = 0
 
-    return Latencies(
-        rate, len(ranked), failed, round(statistics.median(ranked), 2), at(0.95), at(0.99), round(ranked[-1], 2)
-    )
+    def latencies(self) -> Latencies:
+        """Percentiles by rank. Raises ValueError without a single sample."""
+        if not self.milliseconds:
+            raise ValueError(f"none of {self.failed} requests at {self.rate:g}/s was answered")
+        ranked = sorted(self.milliseconds)
+
+        def at(share: float) -> float:
+            return round(ranked[min(len(ranked) - 1, int(share * len(ranked)))], 2)
+
+        median = round(statistics.median(ranked), 2)
+        return Latencies(self.rate, len(ranked), self.failed, median, at(0.95), at(0.99), round(ranked[-1], 2))
+
+    async def drive(self, seconds: float, request: Request, seed: int = 0) -> None:
+        """Calls `request(i)` at Poisson arrivals for `seconds`."""
+        arrivals = random.Random(seed)
+        start, due, number = time.perf_counter(), 0.0, 0
+        tasks: list[asyncio.Task[float]] = []
+        while due < seconds:
+            await asyncio.sleep(max(0.0, start + due - time.perf_counter()))
+            tasks.append(asyncio.create_task(_timed(request, number), name=f"request {number}"))
+            number += 1
+            due += arrivals.expovariate(self.rate)
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, float):
+                self.milliseconds.append(result)
+            else:
+                self.failed += 1
 
 
-async def drive(rate: float, seconds: float, request: Callable[[int], Awaitable[float]], seed: int = 0) -> Latencies:
-    """Calls `request(i)`, which returns its latency in ms, at Poisson arrivals of `rate` per second for `seconds`."""
-    arrivals = random.Random(seed)
-    start, due, number = time.perf_counter(), 0.0, 0
-    tasks: list[asyncio.Task[float]] = []
-    while due < seconds:
-        await asyncio.sleep(max(0.0, start + due - time.perf_counter()))
-        tasks.append(asyncio.create_task(_timed(request, number), name=f"request {number}"))
-        number += 1
-        due += arrivals.expovariate(rate)
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    answered = [r for r in results if isinstance(r, float)]
-    return summarize(rate, answered, len(results) - len(answered))
-
-
-async def _timed(request: Callable[[int], Awaitable[float]], number: int) -> float:
+async def _timed(request: Request, number: int) -> float:
     async with asyncio.timeout(30):
         return await request(number)

@@ -1,23 +1,31 @@
 """The yardstick: a bare aiokafka round trip over two topics and two processes, with nothing of ours in between.
 
-`python -m replay.pingpong BOOTSTRAP PING PONG` is the far end: it copies PING to PONG and prints a line `ready`.
-Same client settings as the product's hot path: idempotent, no linger, explicit partitions, the same fetch wait.
+`python -m replay.pingpong BOOTSTRAP PING PONG` is the far end: it copies PING to PONG and prints a line `ready`. With
+`--engine` it shows each record to a process behind a socket first, as a worker does. Same client settings as the
+product's hot path: idempotent, no linger, explicit partitions, the same fetch wait.
 """
 
 import asyncio
+import os
+import socket
 import sys
+import threading
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import uvloop
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from replay.openloop import LEAST, Latencies, drive
+from replay.openloop import Request
 
-FETCH_WAIT_MS = 50
+FETCH_WAIT_MS = 250
 PAYLOAD = b"x" * 300  # about a Submit of a short prompt
+# The engine's double: what comes goes back at once.
+MIRROR = "import socket, sys\ns = socket.socket(fileno=int(sys.argv[1]))\nwhile d := s.recv(1 << 20): s.sendall(d)"
 
 
 async def _ends(bootstrap: str, source: str) -> tuple[AIOKafkaProducer, AIOKafkaConsumer]:
@@ -32,26 +40,40 @@ async def _ends(bootstrap: str, source: str) -> tuple[AIOKafkaProducer, AIOKafka
     return producer, consumer
 
 
-async def echo(bootstrap: str, ping: str, pong: str) -> None:
-    """Copies every record of `ping` to `pong`, until killed."""
+async def echo(bootstrap: str, ping: str, pong: str, engine: bool) -> None:
+    """Copies every record of `ping` to `pong`, until killed or without a parent."""
     producer, consumer = await _ends(bootstrap, ping)
+    reader, writer = await _mirror() if engine else (None, None)
     print("ready", flush=True)
     while True:
         for records in (await consumer.getmany(timeout_ms=1000)).values():
             for record in records:
-                await producer.send(pong, record.value, partition=0)
+                value = record.value
+                if reader is not None and writer is not None:
+                    writer.write(value)
+                    value = await reader.readexactly(len(value))
+                await producer.send(pong, value, partition=0)
 
 
-async def measure(bootstrap: str, rates: list[float], seconds: float) -> list[Latencies]:
-    """Round trips at each rate, through topics of this call's own."""
+async def _mirror() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A process of its own that ends with this one's socket."""
+    ours, its = socket.socketpair()
+    await asyncio.create_subprocess_exec(sys.executable, "-c", MIRROR, str(its.fileno()), pass_fds=[its.fileno()])
+    its.close()
+    return await asyncio.open_connection(sock=ours)
+
+
+@asynccontextmanager
+async def round_trips(bootstrap: str, engine: bool = False) -> AsyncIterator[Request]:
+    """A call is one round trip, in ms, through topics of this context's own."""
     token = uuid.uuid4().hex[:8]
     ping, pong = f"ping-{token}", f"pong-{token}"
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     await admin.create_topics([NewTopic(ping, 1, 1), NewTopic(pong, 1, 1)])
     far = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "replay.pingpong", bootstrap, ping, pong,
-        stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent.parent,
+        sys.executable, "-m", "replay.pingpong", bootstrap, ping, pong, *(["--engine"] if engine else []),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent.parent,
     )  # fmt: skip
     try:
         assert far.stdout is not None
@@ -76,12 +98,14 @@ async def measure(bootstrap: str, rates: list[float], seconds: float) -> list[La
             return (time.perf_counter() - started) * 1000
 
         receiver = asyncio.create_task(receive(), name="pong reader")
-        await drive(50, 2, trip)  # the JVM compiles its hot paths
-        results = [await drive(rate, max(seconds, LEAST / rate), trip) for rate in rates]
-        receiver.cancel()
-        await producer.stop()
-        await consumer.stop()
-        return results
+        try:
+            yield trip
+        finally:
+            receiver.cancel()
+            with suppress(asyncio.CancelledError):
+                await receiver
+            await producer.stop()
+            await consumer.stop()
     finally:
         far.kill()
         await far.wait()
@@ -89,5 +113,13 @@ async def measure(bootstrap: str, rates: list[float], seconds: float) -> list[La
         await admin.close()
 
 
+def _end_with_stdin() -> None:
+    """The near end may be killed."""
+    sys.stdin.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    uvloop.run(echo(*sys.argv[1:4]))
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    at, source, sink = sys.argv[1:4]
+    uvloop.run(echo(at, source, sink, "--engine" in sys.argv))

@@ -51,6 +51,7 @@ log = logging.getLogger("worker")
 
 FAULT, BAD_SETTINGS = 1, 2
 STATUS = {EngineCrashedError: 3, ReplacedError: 4, PlaceTakenError: 5}
+FETCH_WAIT_MS = 250  # of an idle fetch; one partition each, so nothing new ever waits behind another's
 LAST_TOKENS_S, DRAIN_LIMIT_S, LOADER_LIMIT_S = 0.2, 2.0, 3.0
 
 
@@ -67,8 +68,16 @@ class Worker:
         self.leaving = asyncio.Event()
         self.engine = EngineClient(settings)
         self.tables = Tables(kafka, replica)
-        self.requests = Reader(kafka, {REQUESTS: {replica: "end"}}, f"worker-{replica}-requests", max_records=200)
-        self.commands = Reader(kafka, {REPLICA_COMMANDS: {replica: "end"}}, f"worker-{replica}-commands")
+        self.requests = Reader(
+            kafka,
+            {REQUESTS: {replica: "end"}},
+            f"worker-{replica}-requests",
+            fetch_wait_ms=FETCH_WAIT_MS,
+            max_records=200,
+        )
+        self.commands = Reader(
+            kafka, {REPLICA_COMMANDS: {replica: "end"}}, f"worker-{replica}-commands", fetch_wait_ms=FETCH_WAIT_MS
+        )
         self.tokens = Writer(kafka, f"worker-{replica}-tokens")
         self.cold = Writer(kafka, f"worker-{replica}-cold")
         self.loader: Loader | None = None  # begun with the claim: an earlier holder may use its images until then

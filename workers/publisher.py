@@ -137,9 +137,9 @@ class Publisher:
 
 
 def _cut(outbox: _Outbox) -> list[TokenEvent]:
-    """Takes the first events out, up to MOST_BYTES in all."""
+    """Takes the first events out, up to MOST_BYTES in all; no single one has more."""
     size = 0
-    for index, event in enumerate(outbox.events):
+    for index, event in enumerate(outbox.events if len(outbox.events) > 1 else ()):
         size += len(_PACK.encode(event))
         if size > MOST_BYTES and index:
             events, outbox.events = outbox.events[:index], outbox.events[index:]

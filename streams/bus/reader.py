@@ -44,8 +44,9 @@ class Record(msgspec.Struct, frozen=True):
 class Reader:
     """`async with Reader(settings, {TOKENS: {3: "end"}}, "replies") as reader: async for records in reader: ...`
 
-    `fetch_wait_ms`: how long the broker holds an empty answer. New data is answered at once whatever it is; a long one
-    saves idle work, and delays seeks and end_offsets.
+    `fetch_wait_ms`: how long the broker holds an empty answer. A long one saves idle work, and delays seeks and
+    end_offsets. New data is answered at once, but for one case: a partition whose last records have not been polled yet
+    is left out of the next fetch, and what comes for it meanwhile waits until that fetch has ended.
     """
 
     def __init__(

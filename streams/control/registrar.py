@@ -46,7 +46,7 @@ class Registrar:
         self._decided: dict[int, int] = {}
         adapters = Table[AdapterRecord](ADAPTERS, self._note)
         aliases = Table[AliasRecord](ALIASES, self._note)
-        self.reader = TableReader(settings, [adapters, aliases], "registry tables", fetch_wait_ms=20)
+        self.reader = TableReader(settings, [adapters, aliases], "registry tables", fetch_wait_ms=50)
         self._state = State(adapters, aliases, self._decided)
         self._writer = writer
         self._compiler = compiler

@@ -5,7 +5,7 @@ seconds during which the reader's own fetches succeeded, and not in the first GR
 writers may reconnect later than readers.
 """
 
-DEAF_S = 1.0  # no successful fetch for so long: this reader hears nothing. An idle fetch comes back within 0.1 s.
+DEAF_S = 1.0  # no successful fetch for so long: this reader hears nothing. An idle fetch comes back within 0.25 s.
 GRACE_S = 3.0
 LONGEST_STEP_S = 0.5  # a longer gap between two ticks is a pause of this process, in which it heard nothing
 

@@ -19,6 +19,7 @@ MAX_SEED = 1 << 63
 MAX_BIASES = 1_024
 MAX_TOP_K = (1 << 31) - 1
 SEED_MASK = (1 << 63) - 1
+Range = tuple[float, float]  # least, most
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +29,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Null is as good as absent; defaults are those that OpenAI documents. `user` is taken and ignored.
 
-    `top_k`, `min_p` and `repetition_penalty` are extensions under vLLM's names; top_k 0 and -1 mean all ids.
+    `extensions` are not OpenAI's and have vLLM's names; top_k 0 and -1 mean all ids.
     """
 
     model: str
@@ -48,6 +49,17 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     stream_options: StreamOptions | None = None
     user: str | None = None
 
+    ranges: ClassVar[dict[str, Range]] = {
+        "temperature": (0, 2),
+        "top_k": (-1, MAX_TOP_K),
+        "min_p": (0, 1),
+        "presence_penalty": (-2, 2),
+        "frequency_penalty": (-2, 2),
+        "repetition_penalty": (0.01, 100),
+        "n": (1, MAX_CHOICES),
+        "seed": (-MAX_SEED, MAX_SEED - 1),
+    }
+    extensions: ClassVar[tuple[str, ...]] = ("top_k", "min_p", "repetition_penalty")
     default_max_tokens: ClassVar[int] = 256
     prompt_name: ClassVar[str] = "prompt"
 
@@ -99,19 +111,13 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def check(self) -> None:
         """Raises ApiError for what is of the right type and cannot be served. The vocabulary is not known here."""
-        check_within("temperature", self.temperature, 0, 2)
+        for name, (least, most) in self.ranges.items():
+            check_within(name, getattr(self, name), least, most)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise bad("top_p", self.top_p, "give a number above 0, at most 1")
-        check_within("top_k", self.top_k, -1, MAX_TOP_K)
-        check_within("min_p", self.min_p, 0, 1)
-        check_within("presence_penalty", self.presence_penalty, -2, 2)
-        check_within("frequency_penalty", self.frequency_penalty, -2, 2)
-        check_within("repetition_penalty", self.repetition_penalty, 0.01, 100)
         self._check_biases()
-        check_within("n", self.n, 1, MAX_CHOICES)
         if self.limit is not None and self.limit < 1:
             raise bad(self.limit_name, self.limit, "give at least 1")
-        check_within("seed", self.seed, -MAX_SEED, MAX_SEED - 1)
         self._check_stops()
         if self.stream_options is not None and not self.stream:
             raise ApiError("invalid_request", "stream_options: only with stream: true", "stream_options")

@@ -28,6 +28,8 @@ def answering(metrics: Metrics) -> Middleware:
             response = error_answer(problem, metrics)
         except web.HTTPException as problem:
             response = error_answer(from_http(request, problem), metrics)
+            if "Allow" in problem.headers:
+                response.headers["Allow"] = problem.headers["Allow"]  # RFC 9110, 15.5.6
         except ConnectionError:
             raise  # the client went away while its body was read
         except Exception:

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.decoding import bad, check_within, decode
+from gateway.decoding import bad, decode
 from gateway.errors import ApiError
-from gateway.generation import MAX_CHOICES, Generation
+from gateway.generation import MAX_CHOICES, Generation, Range
 
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
@@ -40,6 +40,7 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
 
+    ranges: ClassVar[dict[str, Range]] = Generation.ranges | {"top_logprobs": (0, MAX_TOP_LOGPROBS)}
     prompt_name: ClassVar[str] = "messages"
 
     @property
@@ -58,7 +59,6 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
         super().check()
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise bad("max_tokens", self.max_tokens, "give either it or max_completion_tokens")
-        check_within("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("invalid_request", "top_logprobs: only with logprobs: true", "top_logprobs")
 
@@ -69,6 +69,7 @@ class CompletionRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
 
+    ranges: ClassVar[dict[str, Range]] = Generation.ranges | {"logprobs": (0, MAX_COMPLETION_LOGPROBS)}
     default_max_tokens: ClassVar[int] = 16
 
     @property
@@ -85,7 +86,6 @@ class CompletionRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_
 
     def check(self) -> None:
         super().check()
-        check_within("logprobs", self.logprobs, 0, MAX_COMPLETION_LOGPROBS)
         if not isinstance(self.prompt, str) and len({type(one) for one in self.prompt}) != 1:
             raise ApiError("invalid_request", "prompt: give a text, token ids, or a list of either", "prompt")
         if not all(self.prompts):

@@ -1,4 +1,4 @@
-"""The chat page in a real browser: a key, a model, a stream, a stop, and no request to anywhere else."""
+"""The pages in a real browser: a key, a model, a stream, a stop, the API tried out; and no request to anywhere else."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -86,3 +86,17 @@ async def test_what_is_answered_is_text_and_never_markup(door: Door, page: Page)
     await page.get_by_role("button", name="Send").click()
     await expect(page.locator("article.mine p")).to_have_text("<img src=x onerror=alert(1)>")
     assert await page.locator("img").count() == 0
+
+
+async def test_the_api_is_tried_out(door: Door, fleet: Rig, page: Page) -> None:
+    await page.goto(f"{door.url}/docs")
+    await expect(page.locator(".opblock")).to_have_count(6)
+    await page.get_by_role("button", name="Authorize").click()
+    await page.get_by_label("Value").fill(ACME)
+    await page.locator(".auth-btn-wrapper").get_by_role("button", name="Apply credentials").click()
+    await page.locator(".auth-btn-wrapper").get_by_role("button", name="Close").click()
+    models = page.locator("#operations-models-list_models")
+    await models.get_by_role("button").first.click()
+    await models.get_by_role("button", name="Execute").click()
+    await expect(models.locator(".live-responses-table .response-col_status").last).to_contain_text("200")
+    await expect(models.locator(".live-responses-table .highlight-code").first).to_contain_text(fleet.model.name)

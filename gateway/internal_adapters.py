@@ -1,4 +1,8 @@
-"""/internal/adapters and /internal/aliases: what the fine-tuning pipeline calls. Deciding is the registry's."""
+"""/internal/adapters and /internal/aliases: what the fine-tuning pipeline calls. Deciding is the registry's.
+
+A caller that may have to send a change twice gives it an id, in the header Idempotency-Key: the registry knows one that
+has moved an alias before. Ids are the customer's own: whoever waits for one sees no other customer's answer.
+"""
 
 import uuid
 from collections.abc import Callable
@@ -15,12 +19,13 @@ from gateway.internal_auth import pipeline
 from gateway.middleware import json_answer
 from gateway.readiness import Readiness
 from gateway.registrar import Registrar
-from schemas.adapters import CommandResult, Refusal, RegisterAdapter, RetireAdapter, SetAlias
+from schemas.adapters import CommandResult, Refusal, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
 from schemas.reasons import AdapterStatus, Role
 from streams.adapters.names import AdapterName, AliasName, InvalidName, parse_adapter, parse_alias
 
 C = TypeVar("C", RegisterAdapter, SetAlias)
 N = TypeVar("N", AdapterName, AliasName)
+LONGEST_KEY = 64
 
 
 class InternalAdapters:
@@ -31,9 +36,10 @@ class InternalAdapters:
         """201, or 200 for the same adapter again."""
         self._readiness.check_tables()
         pipeline(self._keys, _key(request))
-        command = read(RegisterAdapter, await read_body(request), {})
+        command = read(RegisterAdapter, await read_body(request), {"command_id": ""})
         customer = _named(parse_adapter, command.adapter_id, "adapter_id").customer
         pipeline(self._keys, _key(request), customer)
+        command = msgspec.structs.replace(command, command_id=_command_id(request, customer))
         self._readiness.check()
         result = await self._registrar.decide(customer, command)
         return _told(
@@ -43,24 +49,44 @@ class InternalAdapters:
     async def set_alias(self, request: web.Request) -> web.Response:
         """Answers when no live gateway resolves the alias to the old adapter any more."""
         self._readiness.check_tables()
-        alias = request.match_info["alias"]
-        pipeline(self._keys, _key(request))
-        customer = _named(parse_alias, alias, "alias").customer
-        pipeline(self._keys, _key(request), customer)
-        command = read(SetAlias, await read_body(request), {"alias": alias})
+        customer, alias = self._alias(request)
+        given = {"alias": alias, "command_id": _command_id(request, customer)}
+        return await self._move(customer, read(SetAlias, await read_body(request), given))
+
+    async def rollback(self, request: web.Request) -> web.Response:
+        """To the alias' previous adapter; otherwise as `set_alias`."""
+        customer, alias = self._alias(request)
+        return await self._move(customer, RollbackAlias(_command_id(request, customer), alias))
+
+    async def _move(self, customer: str, command: SetAlias | RollbackAlias) -> web.Response:
         self._readiness.check()
         result = await self._registrar.decide(customer, command)
-        return _told(result, alias=alias, adapter_id=command.adapter_id, previous_adapter_id=result.previous_adapter_id)
+        return _told(
+            result, alias=command.alias, adapter_id=result.adapter_id, previous_adapter_id=result.previous_adapter_id
+        )
 
     async def retire(self, request: web.Request) -> web.Response:
-        self._readiness.check_tables()
-        adapter_id = request.match_info["adapter_id"]
-        pipeline(self._keys, _key(request))
-        customer = _named(parse_adapter, adapter_id, "adapter_id").customer
-        pipeline(self._keys, _key(request), customer)
+        """409, which names them, while aliases point at it."""
+        customer, adapter_id = self._adapter(request)
         self._readiness.check()
-        result = await self._registrar.decide(customer, RetireAdapter(uuid.uuid4().hex, adapter_id))
+        result = await self._registrar.decide(customer, RetireAdapter(_command_id(request, customer), adapter_id))
         return _told(result, adapter_id=adapter_id, status=AdapterStatus.RETIRED)
+
+    async def adapter(self, request: web.Request) -> web.Response:
+        """The row, and the aliases that point at it."""
+        customer, adapter_id = self._adapter(request)
+        record = self._catalogue.adapter(adapter_id)
+        if record is None:
+            raise ApiError("not_found", f"adapter {adapter_id} is not registered", "adapter_id")
+        pointing = [row.alias for row in self._catalogue.aliases(customer) if row.adapter_id == adapter_id]
+        return json_answer(msgspec.json.encode(msgspec.to_builtins(record) | {"aliases": pointing}))
+
+    async def alias(self, request: web.Request) -> web.Response:
+        customer, alias = self._alias(request)
+        found = [row for row in self._catalogue.aliases(customer) if row.alias == alias]
+        if not found:
+            raise ApiError("not_found", f"alias {alias} is not there", "alias")
+        return json_answer(msgspec.json.encode(found[0]))
 
     async def adapters(self, request: web.Request) -> web.Response:
         return json_answer(msgspec.json.encode({"adapters": self._catalogue.adapters(self._whose(request))}))
@@ -73,13 +99,29 @@ class InternalAdapters:
         identity = pipeline(self._keys, _key(request))
         return None if identity.role is Role.OPERATOR else identity.customer.customer
 
+    def _adapter(self, request: web.Request) -> tuple[str, str]:
+        """The customer whose adapter the path names, if the key may, and its id. Raises ApiError (401, 403, 422)."""
+        return self._named(request, parse_adapter, "adapter_id")
+
+    def _alias(self, request: web.Request) -> tuple[str, str]:
+        """Likewise of an alias."""
+        return self._named(request, parse_alias, "alias")
+
+    def _named(self, request: web.Request, parse: Callable[[str], N], field: str) -> tuple[str, str]:
+        self._readiness.check_tables()
+        pipeline(self._keys, _key(request))
+        text = request.match_info[field]
+        customer = _named(parse, text, field).customer
+        pipeline(self._keys, _key(request), customer)
+        return customer, text
+
     def _status(self, adapter_id: str) -> str:
         record = self._catalogue.adapter(adapter_id)
         return AdapterStatus.READY if record is None else record.status
 
 
 def read(kind: type[C], body: bytes, given: dict[str, str]) -> C:
-    """A command out of a body that has its fields, but for command_id and those `given`. Raises ApiError.
+    """A command out of a body that has its fields, but for those `given`. Raises ApiError.
 
     Unlike a decoder, which stops at the first fault, this tells all of them at once.
     """
@@ -89,7 +131,7 @@ def read(kind: type[C], body: bytes, given: dict[str, str]) -> C:
         raise ApiError("invalid_request", f"the body is not JSON: {error}") from None
     if not isinstance(told, dict):
         raise ApiError("invalid_request", "the body is not a JSON object")
-    fields: dict[str, Any] = {"command_id": uuid.uuid4().hex, **given}
+    fields: dict[str, Any] = {**given}
     refusals = []
     wanted = [field for field in msgspec.structs.fields(kind) if field.name not in fields]
     for field in wanted:
@@ -117,6 +159,18 @@ def _named(parse: Callable[[str], N], text: str, field: str) -> N:
 def _refusal(refusals: list[Refusal]) -> ApiError:
     message = "; ".join(f"{refusal.field}: {refusal.message}" for refusal in refusals)
     return ApiError("refused", message, refusals[0].field, refusals)
+
+
+def _command_id(request: web.Request, customer: str) -> str:
+    """The caller's own id for this change, if it gave one. Raises ApiError."""
+    given = request.headers.get("Idempotency-Key")
+    if given is None:
+        return uuid.uuid4().hex
+    if not (given.isascii() and given.isprintable() and 0 < len(given) <= LONGEST_KEY):
+        raise ApiError(
+            "invalid_request", f"Idempotency-Key: 1 to {LONGEST_KEY} printable characters", "Idempotency-Key"
+        )
+    return f"{customer}/{given}"
 
 
 def _told(result: CommandResult, **fields: str) -> web.Response:

@@ -32,7 +32,8 @@ class Registrar:
         self._reader = Reader(
             kafka, {ADAPTER_RESULTS: dict.fromkeys(range(kafka.partitions(ADAPTER_RESULTS)), "end")}, "command results"
         )
-        self._waiting: dict[str, asyncio.Future[CommandResult]] = {}
+        # A caller may send one change twice at once: whoever waits for its id takes the first answer.
+        self._waiting: dict[str, set[asyncio.Future[CommandResult]]] = {}
 
     async def run(self) -> NoReturn:
         async with self._reader:
@@ -43,9 +44,9 @@ class Registrar:
                     self._reader.seek(ADAPTER_RESULTS, lost.partition, lost.end)
                     continue
                 for record in records:
-                    waiter = self._waiting.get(record.key or "")
-                    if waiter is not None and not waiter.done() and record.value is not None:
-                        waiter.set_result(record.value)
+                    for waiter in self._waiting.get(record.key or "", ()):
+                        if not waiter.done() and record.value is not None:
+                            waiter.set_result(record.value)
 
     async def decide(self, customer: str, command: AdapterCommand) -> CommandResult:
         """The registry's answer to an accepted command, once every live gateway has applied what it wrote.
@@ -62,7 +63,9 @@ class Registrar:
         return result
 
     async def _result(self, customer: str, command: AdapterCommand) -> CommandResult:
-        waiter = self._waiting[command.command_id] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(command.command_id, set())
+        waiting.add(waiter)
         try:
             try:
                 await self._writer.send(ADAPTER_COMMANDS, command, key=customer, timeout_s=SEND_LIMIT_S)
@@ -78,7 +81,9 @@ class Registrar:
                 "same call again tells",
             ) from None
         finally:
-            del self._waiting[command.command_id]
+            waiting.discard(waiter)
+            if not waiting:
+                self._waiting.pop(command.command_id, None)
 
 
 async def confirmed(tables: Tables, topic: Topic, partition: int, offset: int) -> None:

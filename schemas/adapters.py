@@ -37,7 +37,14 @@ class SetAlias(msgspec.Struct, frozen=True, tag="alias", forbid_unknown_fields=T
     adapter_id: str
 
 
-AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias
+class RollbackAlias(msgspec.Struct, frozen=True, tag="rollback", forbid_unknown_fields=True):
+    """Back to the record's previous adapter; a second one leads forward again."""
+
+    command_id: str
+    alias: str
+
+
+AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias | RollbackAlias
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -94,7 +101,10 @@ class AdapterRecord(msgspec.Struct, frozen=True):
 
 
 class AliasRecord(msgspec.Struct, frozen=True):
-    """A row of `aliases`. `previous_adapter_id` is empty for a new alias."""
+    """A row of `aliases`. `previous_adapter_id` is empty for a new alias.
+
+    `commands`: ids of the last commands that moved it, newest last: one of them sent once more moves nothing.
+    """
 
     alias: str
     customer: str
@@ -103,3 +113,4 @@ class AliasRecord(msgspec.Struct, frozen=True):
     command_partition: int
     command_offset: int
     updated_unix_ms: int
+    commands: list[str] = []

@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
-from schemas.adapters import AdapterCommand, RegisterAdapter, RetireAdapter, SetAlias
+from schemas.adapters import AdapterCommand, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
 from streams.adapters.refusals import Refusals, clip
 
-_KINDS: dict[str, type[RegisterAdapter] | type[RetireAdapter] | type[SetAlias]] = {
+_KINDS: dict[str, type[AdapterCommand]] = {
     "register": RegisterAdapter,
     "retire": RetireAdapter,
     "alias": SetAlias,
+    "rollback": RollbackAlias,
 }
 _LONGEST_ID = 200
 
@@ -50,7 +51,8 @@ def read_command(raw: bytes) -> AdapterCommand:
     fields: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         if field.name not in told:
-            refusals.add(field.name, "missing")
+            if field.required:
+                refusals.add(field.name, "missing")
             continue
         try:
             fields[field.name] = msgspec.convert(told.pop(field.name), field.type)

@@ -18,7 +18,16 @@ from typing import TypeVar
 
 import msgspec
 
-from schemas.adapters import AdapterCommand, AdapterRecord, AliasRecord, CommandResult, RegisterAdapter, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    AdapterRecord,
+    AliasRecord,
+    CommandResult,
+    RegisterAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from schemas.topics import ADAPTER_RESULTS, ADAPTERS, ALIASES, Topic
 from streams.adapters.names import InvalidName, parse_adapter, parse_alias
 from streams.adapters.refusals import Refusals
@@ -81,7 +90,7 @@ class Registrar:
         log.info(
             "%s %s: %d %s",
             type(command).__name__,
-            command.alias if isinstance(command, SetAlias) else command.adapter_id,
+            command.alias if isinstance(command, SetAlias | RollbackAlias) else command.adapter_id,
             result.status,
             "; ".join(f"{reason.field}: {reason.message}" for reason in result.refusals),
         )
@@ -93,8 +102,13 @@ class Registrar:
                 return Decision(registry.refused(command, refusals.found))
             if (again := registry.delivered_again(self._state, command, origin)) is not None:
                 return again
-            decide = registry.set_alias if isinstance(command, SetAlias) else registry.retire
-            return decide(self._state, command, origin)  # type: ignore[arg-type]
+            match command:
+                case RetireAdapter():
+                    return registry.retire(self._state, command, origin)
+                case SetAlias():
+                    return registry.set_alias(self._state, command, origin)
+                case RollbackAlias():
+                    return registry.rollback(self._state, command, origin)
         settled = registry.delivered_again(self._state, command, origin)
         settled = settled or registry.register_retired(self._state, command)
         if settled is not None:
@@ -154,11 +168,12 @@ class Registrar:
 def _check_names(command: AdapterCommand, key: bytes | None) -> Refusals:
     """The names' form, and that the record's key is the customer whose names they are: it decides the one writer."""
     refusals, customers = Refusals(), set()
-    try:
-        customers.add(parse_adapter(command.adapter_id).customer)
-    except InvalidName as error:
-        refusals.add("adapter_id", str(error))
-    if isinstance(command, SetAlias):
+    if not isinstance(command, RollbackAlias):
+        try:
+            customers.add(parse_adapter(command.adapter_id).customer)
+        except InvalidName as error:
+            refusals.add("adapter_id", str(error))
+    if isinstance(command, SetAlias | RollbackAlias):
         try:
             customers = {parse_alias(command.alias).customer}
         except InvalidName as error:

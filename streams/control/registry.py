@@ -4,6 +4,8 @@ All commands of a customer come in the log's order from one partition, and each 
 the command that decided it. So a command at or before the newest offset that decided any row of its partition has been
 dealt with: delivered again (after a crash, or a rebalance), it is answered out of the state and writes nothing. One
 behind it wrote nothing before either, and is simply decided once more.
+A command for an alias that is sent again under the same id, and so stands twice in the log, is known by the ids that
+the alias' row remembers.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,10 +21,13 @@ from schemas.adapters import (
     Refusal,
     RegisterAdapter,
     RetireAdapter,
+    RollbackAlias,
     SetAlias,
 )
 from schemas.reasons import AdapterStatus
 from streams.adapters.names import parse_adapter, parse_alias
+
+REMEMBERED = 20  # commands per alias: as far back as one sent twice is known
 
 V = TypeVar("V", covariant=True)
 
@@ -72,18 +77,32 @@ class Compiled(msgspec.Struct, frozen=True):
 
 def delivered_again(state: State, command: AdapterCommand, origin: Origin) -> Decision | None:
     """The answer to a command that was dealt with before; None for one that was not."""
+    if isinstance(command, SetAlias | RollbackAlias):
+        return _alias_again(state, command, origin)
     if origin.offset > state.decided.get(origin.partition, -1):
         return None
     row = state.adapters.get(command.adapter_id)
-    if isinstance(command, SetAlias):
-        alias = state.aliases.get(command.alias)
-        if alias is not None and alias.adapter_id == command.adapter_id:
-            return Decision(_pointed(command, alias, 200 if alias.previous_adapter_id else 201))
-    elif row is not None and isinstance(command, RetireAdapter) and row.status is AdapterStatus.RETIRED:
+    if row is not None and isinstance(command, RetireAdapter) and row.status is AdapterStatus.RETIRED:
         return Decision(_about(command, row, 200))
-    elif row is not None and isinstance(command, RegisterAdapter) and row.source_checksum == command.checksum:
+    if row is not None and isinstance(command, RegisterAdapter) and row.source_checksum == command.checksum:
         return Decision(_about(command, row, 201))
     message = f"dealt with before, up to offset {state.decided[origin.partition]} of partition {origin.partition}"
+    return Decision(_conflict(command, "command_id", message))
+
+
+def _alias_again(state: State, command: SetAlias | RollbackAlias, origin: Origin) -> Decision | None:
+    row = state.aliases.get(command.alias)
+    if row is not None and row.commands[-1:] == [command.command_id]:
+        return Decision(_pointed(command, row, 200 if row.previous_adapter_id else 201))
+    if row is not None and command.command_id in row.commands:
+        message = f"{command.command_id} moved {command.alias} before; it has moved on since, and stays where it is"
+        return Decision(_conflict(command, "command_id", message))
+    newest = state.decided.get(origin.partition, -1)
+    if origin.offset > newest:
+        return None
+    if row is not None and isinstance(command, SetAlias) and row.adapter_id == command.adapter_id:
+        return Decision(_pointed(command, row, 200))
+    message = f"dealt with before, up to offset {newest} of partition {origin.partition}"
     return Decision(_conflict(command, "command_id", message))
 
 
@@ -175,8 +194,26 @@ def set_alias(state: State, command: SetAlias, origin: Origin) -> Decision:
         command_partition=origin.partition,
         command_offset=origin.offset,
         updated_unix_ms=origin.now_unix_ms,
+        commands=[*(row.commands if row is not None else []), command.command_id][-REMEMBERED:],
     )
     return Decision(_pointed(command, record, 201 if row is None else 200), record)
+
+
+def rollback(state: State, command: RollbackAlias, origin: Origin) -> Decision:
+    """To the adapter that the alias pointed at before, if there is one and it is still ready."""
+    row = state.aliases.get(command.alias)
+    if row is None:
+        return Decision(_answer(command, 404, [Refusal("alias", f"{command.alias} is not there")]))
+    if not row.previous_adapter_id:
+        message = f"{command.alias} has pointed at {row.adapter_id} since it was made: there is nothing to go back to"
+        return Decision(_conflict(command, "alias", message))
+    adapter = state.adapters.get(row.previous_adapter_id)
+    if adapter is None or adapter.status is not AdapterStatus.READY:
+        status = adapter.status if adapter is not None else "not registered"
+        message = f"{row.previous_adapter_id}, where {command.alias} came from, is {status}: set it to a ready one"
+        return Decision(_conflict(command, "alias", message))
+    to = SetAlias(command.command_id, command.alias, row.previous_adapter_id)
+    return set_alias(state, to, origin)
 
 
 def refused(command: AdapterCommand, reasons: list[Refusal]) -> CommandResult:
@@ -198,8 +235,8 @@ def _answer(command: AdapterCommand, status: int, reasons: list[Refusal]) -> Com
     return CommandResult(
         command_id=command.command_id,
         status=status,
-        adapter_id=command.adapter_id,
-        alias=command.alias if isinstance(command, SetAlias) else "",
+        adapter_id="" if isinstance(command, RollbackAlias) else command.adapter_id,
+        alias=command.alias if isinstance(command, SetAlias | RollbackAlias) else "",
         refusals=reasons,
     )
 
@@ -216,7 +253,7 @@ def _about(command: RegisterAdapter | RetireAdapter, row: AdapterRecord, status:
     return CommandResult(command.command_id, status, adapter_id=row.adapter_id, content_id=row.content_id)
 
 
-def _pointed(command: SetAlias, row: AliasRecord, status: int) -> CommandResult:
+def _pointed(command: SetAlias | RollbackAlias, row: AliasRecord, status: int) -> CommandResult:
     return CommandResult(
         command.command_id,
         status,

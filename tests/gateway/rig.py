@@ -5,9 +5,10 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -191,10 +192,17 @@ class Door:
         """Waits until the gateway has heard a live beat of each. Blocks."""
         wait_until(lambda: self.metric("lorafleet_gateway_live_replicas") == replicas, 15, "live replicas")
 
-    def told(self, path: str, key: str = OPERATOR, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+    def told(
+        self,
+        path: str,
+        key: str = OPERATOR,
+        method: str = "GET",
+        body: Any = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[int, Any]:
         """A call to the internal port: status and JSON. Blocks."""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.internal + path, data=data, method=method)
+        request = urllib.request.Request(self.internal + path, data=data, method=method, headers=dict(headers))
         if key:
             request.add_header("Authorization", f"Bearer {key}")
         try:

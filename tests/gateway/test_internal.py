@@ -100,6 +100,43 @@ async def test_a_flip_holds_everywhere_when_it_is_answered(company: Company) -> 
             assert (await chat(door, "acme/flip:prod", "x"))[1] == wanted
 
 
+async def test_a_rollback_leads_back_once(company: Company) -> None:
+    for version in (1, 2):
+        company.made(f"acme/back@{version}", 14 + version)
+    alias, path = "acme/back:prod", "/internal/aliases/acme%2Fback%3Aprod"
+    assert company.near.told(f"{path}/rollback", OPERATOR, "POST")[0] == 404
+    company.alias(alias, "acme/back@1")
+    status, told = company.near.told(f"{path}/rollback", OPERATOR, "POST")
+    assert (status, told["error"]["param"]) == (409, "alias")
+    company.alias(alias, "acme/back@2")
+    for _ in range(2):
+        status, told = company.near.told(f"{path}/rollback", PIPELINE, "POST", headers={"Idempotency-Key": "once"})
+        assert (status, told["adapter_id"], told["previous_adapter_id"]) == (200, "acme/back@1", "acme/back@2")
+    assert (await chat(company.far, alias, "x"))[1] == "acme/back@1"
+    assert company.far.told(path)[1]["adapter_id"] == "acme/back@1"
+    assert company.near.told(f"{path}/rollback", OPERATOR, "POST", headers={"Idempotency-Key": "x" * 65})[0] == 400
+
+
+def test_one_adapter_shows_who_points_at_it_and_retires_when_nobody_does(company: Company) -> None:
+    for version in (1, 2):
+        company.made(f"acme/kept@{version}", 16 + version)
+    path = "/internal/adapters/acme%2Fkept%401"
+    company.alias("acme/kept:prod", "acme/kept@1")
+    status, shown = company.far.told(path, PIPELINE)
+    assert (status, shown["adapter_id"], shown["status"], shown["aliases"]) == (
+        200, "acme/kept@1", "ready", ["acme/kept:prod"],
+    )  # fmt: skip
+    status, told = company.near.told(path, PIPELINE, "DELETE")
+    assert status == 409
+    assert "acme/kept:prod points at acme/kept@1" in told["error"]["message"]
+    company.alias("acme/kept:prod", "acme/kept@2")
+    assert company.near.told(path, PIPELINE, "DELETE")[0] == 200
+    assert company.far.told(path)[1]["status"] == "retired"
+    status, told = company.near.told("/internal/aliases/acme%2Fkept%3Aprod/rollback", OPERATOR, "POST")
+    assert status == 409
+    assert "is retired" in told["error"]["message"]
+
+
 def test_refusals(company: Company) -> None:
     honest = company.rig.registration("acme/strict@1", seed=20)
     status, told = company.register({**honest, "rank": "4", "extra": 1, "checksum": 5})
@@ -128,6 +165,17 @@ def test_refusals(company: Company) -> None:
         (PIPELINE, "PUT", "/internal/customers/acme", {}, 403),
         (PIPELINE, "PUT", "/internal/aliases/globex/x:prod", {"adapter_id": "globex/x@1"}, 403),
         (PIPELINE, "DELETE", "/internal/adapters/globex/x@1", None, 403),
+        (PIPELINE, "GET", "/internal/adapters/globex/x@1", None, 403),
+        (PIPELINE, "GET", "/internal/aliases/globex/x:prod", None, 403),
+        (PIPELINE, "POST", "/internal/aliases/globex/x:prod/rollback", None, 403),
+        (PIPELINE, "GET", "/internal/adapters/acme/never@1", None, 404),
+        (PIPELINE, "GET", "/internal/aliases/acme/never:prod", None, 404),
+        (PIPELINE, "GET", "/internal/adapters/nonsense", None, 422),
+        (ACME, "GET", "/internal/adapters/acme/x@1", None, 403),
+        (ACME, "DELETE", "/internal/adapters/acme/x@1", None, 403),
+        (ACME, "GET", "/internal/aliases/acme/x:prod", None, 403),
+        (ACME, "PUT", "/internal/aliases/acme/x:prod", {"adapter_id": "acme/x@1"}, 403),
+        (ACME, "POST", "/internal/aliases/acme/x:prod/rollback", None, 403),
         (PIPELINE, "POST", "/internal/replicas/0/adapters/acme/x@1/load", None, 403),
         (OPERATOR, "GET", "/internal/replicas/9/state", None, 404),
         (OPERATOR, "GET", "/internal/replicas/x/state", None, 404),

@@ -1,7 +1,7 @@
 """One value of every message type of every topic; `python -m tests.schemas.examples` writes the goldens still missing.
 
 A golden is written once and never again: it stands for the bytes that lie in logs. When a type gains a field, its value
-here stays as it is, and so shows that the field has a default.
+here stays as it is, and so shows that the field has a default; a further value of the type has the field.
 """
 
 from pathlib import Path
@@ -17,6 +17,7 @@ from schemas.adapters import (
     Refusal,
     RegisterAdapter,
     RetireAdapter,
+    RollbackAlias,
     SetAlias,
 )
 from schemas.codec import encode
@@ -101,6 +102,7 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     ),
     (topics.ADAPTER_COMMANDS, RetireAdapter("cmd-2", "acme/support@6")),
     (topics.ADAPTER_COMMANDS, SetAlias("cmd-3", "acme/support:prod", "acme/support@7")),
+    (topics.ADAPTER_COMMANDS, RollbackAlias("cmd-7", "acme/support:prod")),
     (
         topics.ADAPTER_RESULTS,
         CommandResult(
@@ -139,6 +141,10 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
         ),
     ),
     (topics.ALIASES, AliasRecord("acme/support:prod", "acme", "acme/support@7", "acme/support@6", 6, 42, AT)),
+    (
+        topics.ALIASES,
+        AliasRecord("acme/support:prod", "acme", "acme/support@7", "acme/support@6", 6, 42, AT, ["cmd-3"]),
+    ),
     (topics.REPLICAS, ReplicaClaim(5, "a8f0", 900, OTHER_SHA, "fp32/avx2/torch 2.15", AT)),
     (
         topics.REPLICAS,
@@ -244,14 +250,17 @@ def message_types(topic: Topic) -> tuple[Any, ...]:
     return get_args(topic.value) or (topic.value,)
 
 
-def golden(topic: Topic, kind: type[Any]) -> Path:
-    """Where the bytes of a type lie."""
-    return GOLDEN / topic.name / f"{kind.__name__}.{'bin' if topic.wire == 'msgpack' else 'json'}"
+def golden(topic: Topic, value: msgspec.Struct) -> Path:
+    """Where the bytes of a value lie: its type's name, with a number from the type's second value on."""
+    alike = [other for of, other in EXAMPLES if of is topic and type(other) is type(value)]
+    number = [other is value for other in alike].index(True) + 1
+    name = type(value).__name__ + (f"-{number}" if number > 1 else "")
+    return GOLDEN / topic.name / f"{name}.{'bin' if topic.wire == 'msgpack' else 'json'}"
 
 
 def write_missing() -> None:
     for topic, value in EXAMPLES:
-        path = golden(topic, type(value))
+        path = golden(topic, value)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encode(topic, value))

@@ -16,7 +16,15 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from schemas.adapters import AdapterCommand, AdapterRecord, AliasRecord, CommandResult, RegisterAdapter, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    AdapterRecord,
+    AliasRecord,
+    CommandResult,
+    RegisterAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from schemas.topics import ADAPTER_COMMANDS, ADAPTER_RESULTS, ADAPTERS, ALIASES
 from streams.adapters.base_model import base_hash
 from streams.bus.admin import ensure_topics
@@ -118,7 +126,8 @@ class Fleet:
     # Its words.
 
     async def send(self, command: AdapterCommand, key: str | None = None) -> Written:
-        customer = (command.alias if isinstance(command, SetAlias) else command.adapter_id).partition("/")[0]
+        about = command.alias if isinstance(command, SetAlias | RollbackAlias) else command.adapter_id
+        customer = about.partition("/")[0]
         return await self.writer.send(ADAPTER_COMMANDS, command, key=key or customer)
 
     async def result(self, command_id: str, count: int = 1) -> CommandResult:

@@ -7,13 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.adapters import RegisterAdapter, RetireAdapter, SetAlias
+from schemas.adapters import RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
 from schemas.codec import encode
 from schemas.topics import ADAPTER_COMMANDS
 from streams.control.commands import BadCommand, read_command
 
 REGISTER = RegisterAdapter("c1", "acme/support@7", 7, "b" * 64, 4, 8.0, ["q_proj"], "s3://in/a.safetensors", "0" * 64)
-COMMANDS = [REGISTER, RetireAdapter("c2", "acme/support@7"), SetAlias("c3", "acme/support:prod", "acme/support@7")]
+COMMANDS = [
+    REGISTER,
+    RetireAdapter("c2", "acme/support@7"),
+    SetAlias("c3", "acme/support:prod", "acme/support@7"),
+    RollbackAlias("c4", "acme/support:prod"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from infra.local.child import Child
 from infra.local.kafka import Kafka
 from infra.local.store import Store
-from schemas.adapters import RetireAdapter, SetAlias
+from schemas.adapters import RetireAdapter, RollbackAlias, SetAlias
 from schemas.reasons import AdapterStatus
 from schemas.topics import ADAPTER_COMMANDS
 from streams.adapters.canonical import read_canonical
@@ -58,6 +58,8 @@ async def test_the_life_of_an_adapter(fleet: Fleet) -> None:
     found = fleet.aliases.get(alias)
     assert found is not None
     assert (found.adapter_id, found.previous_adapter_id) == ("acme/support@8", "acme/support@7")
+    assert (await fleet.ask(RollbackAlias("b1", alias))).adapter_id == "acme/support@7"
+    assert (await fleet.ask(RollbackAlias("b2", alias))).adapter_id == "acme/support@8"
     retired = await fleet.ask(RetireAdapter("r2", "acme/support@7"))
     assert retired.status == 200
     await fleet.row(retired)
@@ -66,6 +68,7 @@ async def test_the_life_of_an_adapter(fleet: Fleet) -> None:
     assert row.status is AdapterStatus.RETIRED
     assert (await fleet.ask(SetAlias("a3", alias, "acme/support@7"))).status == 409
     assert (await fleet.ask(SetAlias("a4", alias, "acme/support@99"))).status == 404
+    assert (await fleet.ask(RollbackAlias("b3", alias))).status == 409
     assert fleet.stop() < 10
 
 

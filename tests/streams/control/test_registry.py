@@ -6,7 +6,15 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.adapters import AdapterCommand, AdapterRecord, AliasRecord, RegisterAdapter, RetireAdapter, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    AdapterRecord,
+    AliasRecord,
+    RegisterAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from schemas.reasons import AdapterStatus
 from streams.control import registry
 from streams.control.registry import Compiled, Decision, Origin, State
@@ -23,6 +31,9 @@ class Log:
         self.records = 0
 
     def decide(self, command: AdapterCommand, offset: int) -> Decision:
+        """A command without an id of its own, "c", gets that of its offset."""
+        if command.command_id == "c":
+            command = msgspec.structs.replace(command, command_id=f"c{offset}")
         decision = self._decide(command, Origin(3, offset, 1_000 + offset))
         if isinstance(decision.record, AdapterRecord):
             self.adapters[decision.record.adapter_id] = decision.record
@@ -39,6 +50,8 @@ class Log:
             return again
         if isinstance(command, SetAlias):
             return registry.set_alias(self.state, command, origin)
+        if isinstance(command, RollbackAlias):
+            return registry.rollback(self.state, command, origin)
         if isinstance(command, RetireAdapter):
             return registry.retire(self.state, command, origin)
         retired = registry.register_retired(self.state, command)
@@ -111,8 +124,48 @@ def test_deploy_and_rollback_keep_the_previous_adapter() -> None:
     assert (deployed.status, deployed.adapter_id, deployed.previous_adapter_id) == (200, TWO, ONE)
     same = log.decide(SetAlias("c", PROD, TWO), 4)
     assert (same.result.status, same.record) == (200, None)
-    back = log.decide(SetAlias("c", PROD, log.aliases[PROD].previous_adapter_id), 5).result
-    assert (back.adapter_id, back.previous_adapter_id) == (ONE, TWO)
+    back = log.decide(RollbackAlias("c", PROD), 5).result
+    assert (back.status, back.adapter_id, back.previous_adapter_id) == (200, ONE, TWO)
+    forward = log.decide(RollbackAlias("c", PROD), 6).result
+    assert (forward.adapter_id, forward.previous_adapter_id) == (TWO, ONE)
+
+
+def test_a_rollback_needs_somewhere_to_go() -> None:
+    log, statuses = run(
+        [
+            register(ONE),
+            register(TWO, "c" * 64),
+            RollbackAlias("c", PROD),
+            SetAlias("c", PROD, ONE),
+            RollbackAlias("c", PROD),
+            SetAlias("c", PROD, TWO),
+            RetireAdapter("c", ONE),
+            RollbackAlias("c", PROD),
+        ]
+    )
+    assert statuses == [201, 201, 404, 201, 409, 200, 200, 409]
+    assert log.aliases[PROD].adapter_id == TWO
+    nowhere = log.decide(RollbackAlias("c", PROD), 8).result
+    assert "acme/support@1, where acme/support:prod came from, is retired" in nowhere.refusals[0].message
+
+
+def test_a_command_sent_twice_moves_an_alias_once() -> None:
+    """The same id again, as a command of its own in the log."""
+    log, _ = run([register(ONE), register(TWO, "c" * 64), SetAlias("c", PROD, ONE), SetAlias("c", PROD, TWO)])
+    first = log.decide(RollbackAlias("mine", PROD), 4)
+    again = log.decide(RollbackAlias("mine", PROD), 5)
+    assert (again.result, again.record) == (first.result, None)
+    log.decide(SetAlias("later", PROD, TWO), 6)
+    overtaken = log.decide(RollbackAlias("mine", PROD), 7)
+    assert (overtaken.result.status, overtaken.result.refusals[0].field) == (409, "command_id")
+    assert log.aliases[PROD].adapter_id == TWO
+
+
+def test_an_alias_remembers_a_bounded_number_of_commands() -> None:
+    log, _ = run([register(ONE), register(TWO, "c" * 64), SetAlias("c", PROD, ONE)])
+    for offset in range(3, 3 + 2 * registry.REMEMBERED):
+        assert log.decide(SetAlias("c", PROD, (ONE, TWO)[offset % 2]), offset).result.status == 200
+    assert len(log.aliases[PROD].commands) == registry.REMEMBERED
 
 
 def test_retire_waits_for_the_aliases() -> None:
@@ -145,10 +198,12 @@ def test_a_refused_command_delivered_again_stays_without_effect() -> None:
 
 
 ADAPTERS = st.sampled_from([ONE, TWO, "acme/sales@1", "globex/support@1"])
+ALIASES = st.sampled_from([PROD, "acme/sales:prod", "globex/support:prod"])
 COMMANDS = st.one_of(
     st.builds(register, ADAPTERS, st.sampled_from(["a" * 64, "c" * 64])),
     st.builds(RetireAdapter, st.just("c"), ADAPTERS),
-    st.builds(SetAlias, st.just("c"), st.sampled_from([PROD, "acme/sales:prod", "globex/support:prod"]), ADAPTERS),
+    st.builds(SetAlias, st.just("c"), ALIASES, ADAPTERS),
+    st.builds(RollbackAlias, st.just("c"), ALIASES),
 )
 
 

@@ -25,6 +25,7 @@ from gateway.chat import Chat
 from gateway.errors import ApiError
 from gateway.fleet import Fleet
 from gateway.flight import Ask
+from gateway.history import History
 from gateway.internal_adapters import InternalAdapters
 from gateway.internal_app import internal_app
 from gateway.internal_customers import InternalCustomers
@@ -117,7 +118,7 @@ class Gateway:
         # The internal port.
         self.registrar = Registrar(kafka, self.cold, self.tables)
         self._internal = internal_app(
-            InternalAdapters(self.keys, self.catalogue, self.registrar, self.readiness),
+            InternalAdapters(self.keys, self.catalogue, self.registrar, History(kafka), self.readiness),
             InternalReplicas(
                 self.keys, self.catalogue, self.fleet, self.tables, self.cold, self.readiness, kafka.replica_places
             ),

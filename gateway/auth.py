@@ -17,8 +17,16 @@ SCHEME = "bearer "
 
 @dataclass(frozen=True)
 class Identity:
+    """`hint` is the key's beginning: enough to tell keys apart, not to use one."""
+
     customer: Customer
     role: Role
+    hint: str
+
+    @property
+    def principal(self) -> str:
+        """As it stands in events."""
+        return f"{self.customer.customer} {self.role} {self.hint}"
 
 
 class Keys:
@@ -53,7 +61,7 @@ class Keys:
         # What is looked up is a hash of a random secret, so the look-up's time tells nothing of the secret.
         if found is None or not hmac.compare_digest(found[0].sha256, digest):
             raise ApiError("unauthorized", "the API key is not valid")
-        return Identity(found[1], found[0].role)
+        return Identity(found[1], found[0].role, found[0].hint)
 
     def allow(self, authorization: str | None, *roles: Role) -> Identity:
         """`identify`, for those with one of `roles`. Raises ApiError (401, 403)."""

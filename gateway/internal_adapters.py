@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from gateway.auth import Keys
+from gateway.auth import Identity, Keys
 from gateway.body import read_body
 from gateway.catalogue import Catalogue
 from gateway.errors import ApiError
+from gateway.history import History
 from gateway.internal_auth import pipeline
 from gateway.middleware import json_answer
 from gateway.readiness import Readiness
@@ -29,17 +30,20 @@ LONGEST_KEY = 64
 
 
 class InternalAdapters:
-    def __init__(self, keys: Keys, catalogue: Catalogue, registrar: Registrar, readiness: Readiness) -> None:
+    def __init__(
+        self, keys: Keys, catalogue: Catalogue, registrar: Registrar, history: History, readiness: Readiness
+    ) -> None:
         self._keys, self._catalogue, self._registrar, self._readiness = keys, catalogue, registrar, readiness
+        self._history = history
 
     async def register(self, request: web.Request) -> web.Response:
         """201, or 200 for the same adapter again."""
         self._readiness.check_tables()
         pipeline(self._keys, _key(request))
-        command = read(RegisterAdapter, await read_body(request), {"command_id": ""})
+        command = read(RegisterAdapter, await read_body(request), {"command_id": "", "by": ""})
         customer = _named(parse_adapter, command.adapter_id, "adapter_id").customer
-        pipeline(self._keys, _key(request), customer)
-        command = msgspec.structs.replace(command, command_id=_command_id(request, customer))
+        identity = pipeline(self._keys, _key(request), customer)
+        command = msgspec.structs.replace(command, command_id=_command_id(request, customer), by=identity.principal)
         self._readiness.check()
         result = await self._registrar.decide(customer, command)
         return _told(
@@ -49,14 +53,14 @@ class InternalAdapters:
     async def set_alias(self, request: web.Request) -> web.Response:
         """Answers when no live gateway resolves the alias to the old adapter any more."""
         self._readiness.check_tables()
-        customer, alias = self._alias(request)
-        given = {"alias": alias, "command_id": _command_id(request, customer)}
+        identity, customer, alias = self._alias(request)
+        given = {"alias": alias, "command_id": _command_id(request, customer), "by": identity.principal}
         return await self._move(customer, read(SetAlias, await read_body(request), given))
 
     async def rollback(self, request: web.Request) -> web.Response:
         """To the alias' previous adapter; otherwise as `set_alias`."""
-        customer, alias = self._alias(request)
-        return await self._move(customer, RollbackAlias(_command_id(request, customer), alias))
+        identity, customer, alias = self._alias(request)
+        return await self._move(customer, RollbackAlias(_command_id(request, customer), alias, identity.principal))
 
     async def _move(self, customer: str, command: SetAlias | RollbackAlias) -> web.Response:
         self._readiness.check()
@@ -67,14 +71,15 @@ class InternalAdapters:
 
     async def retire(self, request: web.Request) -> web.Response:
         """409, which names them, while aliases point at it."""
-        customer, adapter_id = self._adapter(request)
+        identity, customer, adapter_id = self._adapter(request)
         self._readiness.check()
-        result = await self._registrar.decide(customer, RetireAdapter(_command_id(request, customer), adapter_id))
+        command = RetireAdapter(_command_id(request, customer), adapter_id, identity.principal)
+        result = await self._registrar.decide(customer, command)
         return _told(result, adapter_id=adapter_id, status=AdapterStatus.RETIRED)
 
     async def adapter(self, request: web.Request) -> web.Response:
         """The row, and the aliases that point at it."""
-        customer, adapter_id = self._adapter(request)
+        _, customer, adapter_id = self._adapter(request)
         record = self._catalogue.adapter(adapter_id)
         if record is None:
             raise ApiError("not_found", f"adapter {adapter_id} is not registered", "adapter_id")
@@ -82,7 +87,7 @@ class InternalAdapters:
         return json_answer(msgspec.json.encode(msgspec.to_builtins(record) | {"aliases": pointing}))
 
     async def alias(self, request: web.Request) -> web.Response:
-        customer, alias = self._alias(request)
+        _, customer, alias = self._alias(request)
         found = [row for row in self._catalogue.aliases(customer) if row.alias == alias]
         if not found:
             raise ApiError("not_found", f"alias {alias} is not there", "alias")
@@ -99,21 +104,36 @@ class InternalAdapters:
         identity = pipeline(self._keys, _key(request))
         return None if identity.role is Role.OPERATOR else identity.customer.customer
 
-    def _adapter(self, request: web.Request) -> tuple[str, str]:
-        """The customer whose adapter the path names, if the key may, and its id. Raises ApiError (401, 403, 422)."""
+    async def adapter_history(self, request: web.Request) -> web.Response:
+        """Of a refused registration, too, which is all that is left of it."""
+        _, customer, adapter_id = self._adapter(request)
+        return await self._events(customer, "adapter_id", adapter_id)
+
+    async def alias_history(self, request: web.Request) -> web.Response:
+        _, customer, alias = self._alias(request)
+        return await self._events(customer, "alias", alias)
+
+    async def _events(self, customer: str, field: str, name: str) -> web.Response:
+        self._readiness.check()
+        events = await self._history.of(customer, name)
+        if not events:
+            raise ApiError("not_found", f"nothing is known of {name}", field)
+        return json_answer(msgspec.json.encode({field: name, "events": events}))
+
+    def _adapter(self, request: web.Request) -> tuple[Identity, str, str]:
+        """Who asks, the customer whose adapter the path names, and its id. Raises ApiError (401, 403, 422)."""
         return self._named(request, parse_adapter, "adapter_id")
 
-    def _alias(self, request: web.Request) -> tuple[str, str]:
+    def _alias(self, request: web.Request) -> tuple[Identity, str, str]:
         """Likewise of an alias."""
         return self._named(request, parse_alias, "alias")
 
-    def _named(self, request: web.Request, parse: Callable[[str], N], field: str) -> tuple[str, str]:
+    def _named(self, request: web.Request, parse: Callable[[str], N], field: str) -> tuple[Identity, str, str]:
         self._readiness.check_tables()
         pipeline(self._keys, _key(request))
         text = request.match_info[field]
         customer = _named(parse, text, field).customer
-        pipeline(self._keys, _key(request), customer)
-        return customer, text
+        return pipeline(self._keys, _key(request), customer), customer, text
 
     def _status(self, adapter_id: str) -> str:
         record = self._catalogue.adapter(adapter_id)

@@ -39,7 +39,7 @@ class Operator:
         return Tenant(customer, str(answer["key"]))
 
     async def register(self, command: RegisterAdapter) -> dict[str, Any]:
-        body = {name: getattr(command, name) for name in command.__struct_fields__ if name != "command_id"}
+        body = {name: getattr(command, name) for name in command.__struct_fields__ if name not in ("command_id", "by")}
         return await self._call("POST", "/internal/adapters", body)
 
     async def set_alias(self, alias: str, adapter_id: str) -> dict[str, Any]:

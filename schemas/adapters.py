@@ -2,11 +2,16 @@
 
 An adapter is one immutable version, `customer/name@version`. An alias, `customer/name:label`, points at one.
 Commands are keyed by customer id, so that one writer decides everything about one customer, in the log's order.
+
+`by` of a command is the principal of the key that asked for it over HTTP. What is put on Kafka directly says nothing
+and is `topic`: whoever may write there may claim anything, so it is the broker's permissions that speak for it.
 """
 
 import msgspec
 
-from schemas.reasons import AdapterStatus
+from schemas.reasons import AdapterStatus, EventKind
+
+BY_TOPIC = "topic"
 
 
 class RegisterAdapter(msgspec.Struct, frozen=True, tag="register", forbid_unknown_fields=True):
@@ -24,17 +29,20 @@ class RegisterAdapter(msgspec.Struct, frozen=True, tag="register", forbid_unknow
     target_modules: list[str]
     weights_uri: str
     checksum: str
+    by: str = BY_TOPIC
 
 
 class RetireAdapter(msgspec.Struct, frozen=True, tag="retire", forbid_unknown_fields=True):
     command_id: str
     adapter_id: str
+    by: str = BY_TOPIC
 
 
 class SetAlias(msgspec.Struct, frozen=True, tag="alias", forbid_unknown_fields=True):
     command_id: str
     alias: str
     adapter_id: str
+    by: str = BY_TOPIC
 
 
 class RollbackAlias(msgspec.Struct, frozen=True, tag="rollback", forbid_unknown_fields=True):
@@ -42,6 +50,7 @@ class RollbackAlias(msgspec.Struct, frozen=True, tag="rollback", forbid_unknown_
 
     command_id: str
     alias: str
+    by: str = BY_TOPIC
 
 
 AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias | RollbackAlias
@@ -114,3 +123,26 @@ class AliasRecord(msgspec.Struct, frozen=True):
     command_offset: int
     updated_unix_ms: int
     commands: list[str] = []
+
+
+class AdapterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one command, in `adapter-events`: a change, or a refusal with every reason.
+
+    (command_partition, command_offset, kind) is its identity: a crash may write it twice. `previous_adapter_id` is
+    where an alias came from.
+    """
+
+    customer: str
+    kind: EventKind
+    by: str
+    at_unix_ms: int
+    command: str
+    command_id: str
+    command_partition: int
+    command_offset: int
+    adapter_id: str = ""
+    content_id: str = ""
+    alias: str = ""
+    previous_adapter_id: str = ""
+    status: int = 200
+    reasons: list[Refusal] = []

@@ -59,6 +59,15 @@ class AdapterStatus(StrEnum):
     QUARANTINED = "quarantined"
 
 
+class EventKind(StrEnum):
+    """What became of a command for an adapter or an alias."""
+
+    REGISTERED = "registered"
+    RETIRED = "retired"
+    MOVED = "moved"  # an alias is new, or points elsewhere
+    REFUSED = "refused"
+
+
 class Role(StrEnum):
     """What an API key may do."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.adapters import AdapterCommand, AdapterRecord, AliasRecord, CommandResult
+from schemas.adapters import AdapterCommand, AdapterEvent, AdapterRecord, AliasRecord, CommandResult
 from schemas.customers import Customer
 from schemas.gateways import GatewayState
 from schemas.placement import AdapterStats, OwnerPlan, ReplicaCommand
@@ -48,6 +48,7 @@ REQUESTS = Topic("requests", REPLICA_PLACES, "request id", Request, "msgpack", H
 TOKENS = Topic("tokens", GATEWAY_PLACES, "none", TokenBatch, "msgpack", HOUR_MS)
 ADAPTER_COMMANDS = Topic("adapter-commands", 8, "customer id", AdapterCommand, "json", 14 * DAY_MS)
 ADAPTER_RESULTS = Topic("adapter-results", 8, "command id", CommandResult, "json", HOUR_MS)
+ADAPTER_EVENTS = Topic("adapter-events", 8, "customer id", AdapterEvent, "json", 90 * DAY_MS)
 ADAPTERS = Topic("adapters", 8, "adapter id", AdapterRecord, "json", 0)
 ALIASES = Topic("aliases", 8, "alias", AliasRecord, "json", 0)
 REPLICAS = Topic("replicas", 1, "replica", ReplicaState, "json", 0)
@@ -65,6 +66,7 @@ TOPICS: tuple[Topic, ...] = (
     TOKENS,
     ADAPTER_COMMANDS,
     ADAPTER_RESULTS,
+    ADAPTER_EVENTS,
     ADAPTERS,
     ALIASES,
     REPLICAS,

@@ -39,6 +39,11 @@ LOOK_AGAIN_S = 0.05
 REFUSALS = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
+def partition_of(key: bytes, partitions: int) -> int:
+    """Where a record with this key lies, whoever wrote it: Kafka's own default."""
+    return int(murmur2(key) & 0x7FFFFFFF) % partitions
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     partition: int
@@ -167,7 +172,7 @@ class Writer:
         if partition is None:
             if key_bytes is None:
                 raise ValueError(f"{topic.name}: give a key or a partition")
-            partition = (murmur2(key_bytes) & 0x7FFFFFFF) % partitions
+            partition = partition_of(key_bytes, partitions)
         if not 0 <= partition < partitions:
             raise ValueError(f"{topic.name}: partition {partition} is not in 0..{partitions - 1}")
         size = len(key_bytes or b"") + len(data or b"")

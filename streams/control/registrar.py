@@ -1,4 +1,4 @@
-"""Handles one command after the other: decide, write the record, then send the result.
+"""Handles one command after the other: decide, write the record, then its event, then send the result.
 
 Owns the rows of `adapters` and `aliases`; nobody else writes them. Its state is those topics themselves: before it
 decides, it has applied everything written so far (by another registry before a rebalance, too), and after it wrote it
@@ -28,7 +28,7 @@ from schemas.adapters import (
     RollbackAlias,
     SetAlias,
 )
-from schemas.topics import ADAPTER_RESULTS, ADAPTERS, ALIASES, Topic
+from schemas.topics import ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES, Topic
 from streams.adapters.names import InvalidName, parse_adapter, parse_alias
 from streams.adapters.refusals import Refusals
 from streams.adapters.store import StoreError
@@ -39,6 +39,7 @@ from streams.bus.writer import Writer, Written
 from streams.control import registry
 from streams.control.commands import BadCommand, read_command
 from streams.control.compiler import Compiler
+from streams.control.events import event_of
 from streams.control.registry import Decision, Origin, State
 
 log = logging.getLogger(__name__)
@@ -80,12 +81,17 @@ class Registrar:
             log.exception("command %s at %d@%d", command.command_id, partition, offset)
             decision = Decision(registry.failed(command))
         result = decision.result
+        customer = _customer(command, key)
+        event = event_of(self._state, customer, command, decision, origin) if customer else None
         if decision.record is not None:
             topic, row_key = _place(decision.record)
             written = await self._write(topic, decision.record, row_key)
             result = msgspec.structs.replace(
                 result, table=topic.name, partition=written.partition, offset=written.offset
             )
+        if event is not None:
+            happened = event
+            await _until_kafka_answers(lambda: self._writer.send(ADAPTER_EVENTS, happened, key=customer))
         await self._send(result)
         log.info(
             "%s %s: %d %s",
@@ -182,6 +188,18 @@ def _check_names(command: AdapterCommand, key: bytes | None) -> Refusals:
         if key != customer.encode():
             refusals.add("key", f"{key!r}: the record's key must be the customer id, {customer!r}")
     return refusals
+
+
+def _customer(command: AdapterCommand, key: bytes | None) -> str:
+    """Whose history the command belongs to; empty where its names do not say so, or the record's key says otherwise."""
+    try:
+        if isinstance(command, SetAlias | RollbackAlias):
+            customer = parse_alias(command.alias).customer
+        else:
+            customer = parse_adapter(command.adapter_id).customer
+    except InvalidName:
+        return ""
+    return customer if key == customer.encode() else ""
 
 
 def _told(error: StoreError | OSError) -> str:

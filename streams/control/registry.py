@@ -57,10 +57,14 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`record` is written first, then the result is sent; None: the tables stay as they are."""
+    """`record` is written first, then the result is sent; None: the tables stay as they are.
+
+    `again`: this is the answer to a command that was dealt with before.
+    """
 
     result: CommandResult
     record: AdapterRecord | AliasRecord | None = None
+    again: bool = False
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -83,27 +87,27 @@ def delivered_again(state: State, command: AdapterCommand, origin: Origin) -> De
         return None
     row = state.adapters.get(command.adapter_id)
     if row is not None and isinstance(command, RetireAdapter) and row.status is AdapterStatus.RETIRED:
-        return Decision(_about(command, row, 200))
+        return Decision(_about(command, row, 200), again=True)
     if row is not None and isinstance(command, RegisterAdapter) and row.source_checksum == command.checksum:
-        return Decision(_about(command, row, 201))
+        return Decision(_about(command, row, 201), again=True)
     message = f"dealt with before, up to offset {state.decided[origin.partition]} of partition {origin.partition}"
-    return Decision(_conflict(command, "command_id", message))
+    return Decision(_conflict(command, "command_id", message), again=True)
 
 
 def _alias_again(state: State, command: SetAlias | RollbackAlias, origin: Origin) -> Decision | None:
     row = state.aliases.get(command.alias)
     if row is not None and row.commands[-1:] == [command.command_id]:
-        return Decision(_pointed(command, row, 200 if row.previous_adapter_id else 201))
+        return Decision(_pointed(command, row, 200 if row.previous_adapter_id else 201), again=True)
     if row is not None and command.command_id in row.commands:
         message = f"{command.command_id} moved {command.alias} before; it has moved on since, and stays where it is"
-        return Decision(_conflict(command, "command_id", message))
+        return Decision(_conflict(command, "command_id", message), again=True)
     newest = state.decided.get(origin.partition, -1)
     if origin.offset > newest:
         return None
     if row is not None and isinstance(command, SetAlias) and row.adapter_id == command.adapter_id:
-        return Decision(_pointed(command, row, 200))
+        return Decision(_pointed(command, row, 200), again=True)
     message = f"dealt with before, up to offset {newest} of partition {origin.partition}"
-    return Decision(_conflict(command, "command_id", message))
+    return Decision(_conflict(command, "command_id", message), again=True)
 
 
 def register_retired(state: State, command: RegisterAdapter) -> Decision | None:
@@ -212,7 +216,7 @@ def rollback(state: State, command: RollbackAlias, origin: Origin) -> Decision:
         status = adapter.status if adapter is not None else "not registered"
         message = f"{row.previous_adapter_id}, where {command.alias} came from, is {status}: set it to a ready one"
         return Decision(_conflict(command, "alias", message))
-    to = SetAlias(command.command_id, command.alias, row.previous_adapter_id)
+    to = SetAlias(command.command_id, command.alias, row.previous_adapter_id, command.by)
     return set_alias(state, to, origin)
 
 

@@ -137,6 +137,30 @@ def test_one_adapter_shows_who_points_at_it_and_retires_when_nobody_does(company
     assert "is retired" in told["error"]["message"]
 
 
+def test_history_says_who_what_and_why(company: Company) -> None:
+    bad = company.rig.registration("acme/story@1", seed=70) | {"rank": 8}
+    assert company.register(bad, PIPELINE)[0] == 422
+    history = "/internal/adapters/acme%2Fstory%401/history"
+    assert company.near.told("/internal/adapters/acme%2Fstory%401")[0] == 404  # the event is all there is of it
+    status, told = company.near.told(history, PIPELINE)
+    assert (status, [event["kind"] for event in told["events"]]) == (200, ["refused"])
+    assert told["events"][0]["by"] == "acme pipeline lf-pipeli"
+    assert {reason["field"] for reason in told["events"][0]["reasons"]} == {"rank"}
+    for version in (1, 2):
+        company.made(f"acme/story@{version}", 70 + version)
+        company.alias("acme/story:prod", f"acme/story@{version}")
+    company.near.told("/internal/aliases/acme%2Fstory%3Aprod/rollback", PIPELINE, "POST")
+    company.near.told("/internal/adapters/acme%2Fstory%402", OPERATOR, "DELETE")
+    _, told = company.far.told("/internal/aliases/acme%2Fstory%3Aprod/history", PIPELINE)
+    assert [(event["command"], event["adapter_id"], event["by"].split()[1]) for event in told["events"]] == [
+        ("alias", "acme/story@1", "operator"),
+        ("alias", "acme/story@2", "operator"),
+        ("rollback", "acme/story@1", "pipeline"),
+    ]
+    _, told = company.far.told("/internal/adapters/acme%2Fstory%402/history")
+    assert [event["kind"] for event in told["events"]] == ["registered", "moved", "moved", "retired"]
+
+
 def test_refusals(company: Company) -> None:
     honest = company.rig.registration("acme/strict@1", seed=20)
     status, told = company.register({**honest, "rank": "4", "extra": 1, "checksum": 5})
@@ -168,6 +192,12 @@ def test_refusals(company: Company) -> None:
         (PIPELINE, "GET", "/internal/adapters/globex/x@1", None, 403),
         (PIPELINE, "GET", "/internal/aliases/globex/x:prod", None, 403),
         (PIPELINE, "POST", "/internal/aliases/globex/x:prod/rollback", None, 403),
+        (PIPELINE, "GET", "/internal/adapters/globex/x@1/history", None, 403),
+        (PIPELINE, "GET", "/internal/aliases/globex/x:prod/history", None, 403),
+        (PIPELINE, "GET", "/internal/aliases/acme/never:prod/history", None, 404),
+        (ACME, "GET", "/internal/adapters/acme/x@1/history", None, 403),
+        (ACME, "GET", "/internal/aliases/acme/x:prod/history", None, 403),
+        ("", "GET", "/internal/aliases/acme/x:prod/history", None, 401),
         (PIPELINE, "GET", "/internal/adapters/acme/never@1", None, 404),
         (PIPELINE, "GET", "/internal/aliases/acme/never:prod", None, 404),
         (PIPELINE, "GET", "/internal/adapters/nonsense", None, 422),

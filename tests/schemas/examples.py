@@ -11,6 +11,7 @@ import msgspec
 
 from schemas import topics
 from schemas.adapters import (
+    AdapterEvent,
     AdapterRecord,
     AliasRecord,
     CommandResult,
@@ -24,7 +25,7 @@ from schemas.codec import encode
 from schemas.customers import ApiKey, Customer
 from schemas.gateways import GatewayBeat, GatewayClaim
 from schemas.placement import AdapterStats, Drain, Load, OwnerPlan, Unload
-from schemas.reasons import AdapterStatus, FinishReason, Outcome, RejectReason, Role, Tier
+from schemas.reasons import AdapterStatus, EventKind, FinishReason, Outcome, RejectReason, Role, Tier
 from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency, TierReport
 from schemas.requests import Cancel, Sampling, Submit
 from schemas.stats import AttemptFinished, CacheEvent, RequestFinished, Usage
@@ -102,7 +103,43 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     ),
     (topics.ADAPTER_COMMANDS, RetireAdapter("cmd-2", "acme/support@6")),
     (topics.ADAPTER_COMMANDS, SetAlias("cmd-3", "acme/support:prod", "acme/support@7")),
-    (topics.ADAPTER_COMMANDS, RollbackAlias("cmd-7", "acme/support:prod")),
+    (topics.ADAPTER_COMMANDS, RollbackAlias("cmd-7", "acme/support:prod", "acme pipeline lf-3b1")),
+    (
+        topics.ADAPTER_COMMANDS,
+        RegisterAdapter(
+            command_id="cmd-1",
+            adapter_id="acme/support@7",
+            version=7,
+            base_model_hash=OTHER_SHA,
+            rank=16,
+            alpha=32.0,
+            target_modules=["q_proj", "v_proj"],
+            weights_uri="s3://pipeline/acme/7/adapter_model.safetensors",
+            checksum=SHA,
+            by="acme pipeline lf-3b1",
+        ),
+    ),
+    (topics.ADAPTER_COMMANDS, RetireAdapter("cmd-2", "acme/support@6", "acme pipeline lf-3b1")),
+    (topics.ADAPTER_COMMANDS, SetAlias("cmd-3", "acme/support:prod", "acme/support@7", "acme pipeline lf-3b1")),
+    (
+        topics.ADAPTER_EVENTS,
+        AdapterEvent(
+            customer="acme",
+            kind=EventKind.REFUSED,
+            by="acme pipeline lf-3b1",
+            at_unix_ms=AT,
+            command="alias",
+            command_id="cmd-3",
+            command_partition=6,
+            command_offset=42,
+            adapter_id="acme/support@7",
+            content_id=SHA,
+            alias="acme/support:prod",
+            previous_adapter_id="acme/support@6",
+            status=409,
+            reasons=[Refusal("adapter_id", "it is retired")],
+        ),
+    ),
     (
         topics.ADAPTER_RESULTS,
         CommandResult(

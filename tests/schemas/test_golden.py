@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.adapters import AliasRecord, CommandResult
+from schemas.adapters import AdapterEvent, AliasRecord, CommandResult
 from schemas.codec import UndecodableRecord, decode, encode
 from schemas.placement import OwnerPlan
 from schemas.replicas import Residency, TierReport
@@ -136,7 +136,7 @@ st.register_type_strategy(int, st.integers(-(1 << 63), (1 << 63) - 1))
 
 
 # Hypothesis takes msgspec's marker of a default list or dict for the default itself: give these fields always.
-for listed in (AliasRecord, CommandResult, OwnerPlan, Residency, Sampling, TierReport, Tokens):
+for listed in (AdapterEvent, AliasRecord, CommandResult, OwnerPlan, Residency, Sampling, TierReport, Tokens):
     fields = [f for f in msgspec.structs.fields(listed) if f.default_factory is not msgspec.NODEFAULT]
     st.register_type_strategy(listed, st.builds(listed, **{f.name: st.from_type(f.type) for f in fields}))
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from schemas.adapters import (
     AdapterCommand,
+    AdapterEvent,
     AdapterRecord,
     AliasRecord,
     CommandResult,
@@ -25,7 +26,7 @@ from schemas.adapters import (
     RollbackAlias,
     SetAlias,
 )
-from schemas.topics import ADAPTER_COMMANDS, ADAPTER_RESULTS, ADAPTERS, ALIASES
+from schemas.topics import ADAPTER_COMMANDS, ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES
 from streams.adapters.base_model import base_hash
 from streams.bus.admin import ensure_topics
 from streams.bus.reader import Reader
@@ -69,13 +70,14 @@ class Fleet:
         self.adapters = Table[AdapterRecord](ADAPTERS)
         self.aliases = Table[AliasRecord](ALIASES)
         self.results: dict[str, list[CommandResult]] = {}
+        self.events: list[AdapterEvent] = []
         self._arrived = asyncio.Event()
         self._process: subprocess.Popen[str] | None = None
 
     # The process.
 
-    def start(self, **env: str) -> None:
-        """Returns before it is ready."""
+    def start(self, dying: Sequence[str] = (), **env: str) -> None:
+        """Returns before it is ready. `dying`: see dying_control.py."""
         told = {
             "KAFKA_BOOTSTRAP_SERVERS": self.settings.bootstrap_servers,
             "LORAFLEET_NAMESPACE": self.settings.namespace,
@@ -88,7 +90,11 @@ class Fleet:
         }
         with (self.folder / "control.log").open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "streams.control"],
+                [
+                    sys.executable,
+                    "-m",
+                    *(["tests.streams.control.dying_control", *dying] if dying else ["streams.control"]),
+                ],
                 env={**os.environ, **told},
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -142,6 +148,16 @@ class Fleet:
         await self.send(command, key)
         return await self.result(command.command_id)
 
+    async def history(self, count: int) -> list[AdapterEvent]:
+        """The events so far, at least `count` of them, without doubles."""
+        async with asyncio.timeout(20):
+            while True:
+                found = {(e.command_partition, e.command_offset, e.kind): e for e in reversed(self.events)}
+                if len(found) >= count:
+                    return sorted(found.values(), key=lambda e: (e.command_partition, e.command_offset))
+                self._arrived.clear()
+                await self._arrived.wait()
+
     def upload(self, name: str, seed: int = 0, told: dict[str, Any] | None = None, **changes: Any) -> RegisterAdapter:
         """Writes an honest adapter `acme/support@7` into the inbox; the command that registers it, id `name`."""
         path, checksum = write(self.inbox / name, tensors(seed=seed), told or config())
@@ -164,7 +180,11 @@ class Fleet:
                 TableReader(self.settings, [self.adapters, self.aliases], "test")
             )
             reader = await stack.enter_async_context(
-                Reader(self.settings, {ADAPTER_RESULTS: dict.fromkeys(range(8), "start")}, "test results")
+                Reader(
+                    self.settings,
+                    {topic: dict.fromkeys(range(8), "start") for topic in (ADAPTER_RESULTS, ADAPTER_EVENTS)},
+                    "test results",
+                )
             )
             collecting = asyncio.create_task(self._collect(reader))
             try:
@@ -177,5 +197,8 @@ class Fleet:
     async def _collect(self, reader: Reader) -> None:
         async for records in reader:
             for record in records:
-                self.results.setdefault(record.value.command_id, []).append(record.value)
+                if record.topic is ADAPTER_EVENTS:
+                    self.events.append(record.value)
+                else:
+                    self.results.setdefault(record.value.command_id, []).append(record.value)
             self._arrived.set()

@@ -84,6 +84,10 @@ async def test_refusals_carry_every_reason_and_leave_the_id_free(fleet: Fleet) -
     assert (await fleet.ask(fleet.upload("keyed"), key="globex")).refusals[0].field == "key"
     assert (await fleet.ask(SetAlias("foreign", "globex/x:prod", "acme/support@7"))).status == 422
     assert {r.field for r in (await fleet.ask(SetAlias("names", "x", "y"))).refusals} == {"alias", "adapter_id"}
+    events = {event.command_id: event for event in await fleet.history(2)}
+    assert set(events) == {"bad", "foreign"}  # of a record with another customer's key, nobody's history says anything
+    assert (events["bad"].kind, events["bad"].adapter_id, events["bad"].status) == ("refused", "acme/support@7", 422)
+    assert events["bad"].reasons == result.refusals
     await fleet.tables.barrier()
     assert not len(fleet.adapters)
     assert not list(fleet.store.iterdir())
@@ -161,6 +165,35 @@ async def test_killed_between_its_steps_it_decides_each_command_once(fleet: Flee
     assert all(result.status in (200, 201) or result.refusals[0].field == "command_id" for result in later)
     files = [path for path in fleet.store.rglob("*") if path.is_file()]
     assert len([path for path in files if path.suffix == ".safetensors"]) == len(delays_s)
+
+
+@pytest.mark.parametrize(
+    "dying",
+    [(topic, when) for topic in ("aliases", "adapter-events", "adapter-results") for when in ("before", "after")],
+    ids="-".join,
+)
+async def test_killed_at_each_write_of_a_flip(fleet: Fleet, dying: tuple[str, str]) -> None:
+    """One move, one event, one answer: whichever write the registry died at."""
+    fleet.start()
+    await fleet.ready()
+    assert (await fleet.ask(fleet.upload("one"))).status == 201
+    fleet.kill()
+    fleet.start(dying)
+    await fleet.ready()
+    await fleet.send(SetAlias("move", "acme/support:prod", "acme/support@7"))
+    await asyncio.to_thread(fleet.process.wait, 30)
+    fleet.kill()
+    fleet.start()
+    await fleet.ready()
+    assert (await fleet.ask(SetAlias("same", "acme/support:prod", "acme/support@7"))).status == 200
+    assert {result.status for result in fleet.results["move"]} == {201}
+    await fleet.tables.barrier()
+    row = fleet.aliases.get("acme/support:prod")
+    assert row is not None
+    assert (row.adapter_id, row.commands) == ("acme/support@7", ["move"])
+    registered, moved = await fleet.history(2)
+    assert (registered.kind, registered.command_id, registered.by) == ("registered", "one", "topic")
+    assert (moved.kind, moved.command_id, moved.at_unix_ms) == ("moved", "move", row.updated_unix_ms)
 
 
 async def test_a_command_written_while_nobody_runs_is_not_lost(fleet: Fleet) -> None:

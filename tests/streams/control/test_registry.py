@@ -35,6 +35,10 @@ class Log:
         if command.command_id == "c":
             command = msgspec.structs.replace(command, command_id=f"c{offset}")
         decision = self._decide(command, Origin(3, offset, 1_000 + offset))
+        self.apply(decision)
+        return decision
+
+    def apply(self, decision: Decision) -> None:
         if isinstance(decision.record, AdapterRecord):
             self.adapters[decision.record.adapter_id] = decision.record
         elif isinstance(decision.record, AliasRecord):
@@ -42,7 +46,6 @@ class Log:
         if decision.record is not None:
             self.records += 1
             self.decided[3] = max(self.decided.get(3, -1), decision.record.command_offset)
-        return decision
 
     def _decide(self, command: AdapterCommand, origin: Origin) -> Decision:
         again = registry.delivered_again(self.state, command, origin)

@@ -1,0 +1,95 @@
+"""Which event a decided command is: who changed what, when, and why not where it was refused. Pure.
+
+Events are a topic of their own, `adapter-events`, and not a part of the rows, for three reasons: a refused registration
+has no row, and must not get one; rows are in every gateway's memory, history is read once in a long while; and events
+stay as long as retention says, however often an alias moves. They are keyed by customer, as commands are, so that a
+customer's events are in one partition in the order of its commands.
+
+An event is written after its row and before the command's result: who has the result finds the event. A crash between
+row and event: the command is delivered again and answered out of the state, which still holds the row that this command
+decided, and that makes the same event again. So each is written at least once, and its identity tells the doubles.
+"""
+
+from schemas.adapters import (
+    AdapterCommand,
+    AdapterEvent,
+    AdapterRecord,
+    AliasRecord,
+    RegisterAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
+from schemas.reasons import EventKind
+from streams.control.registry import Decision, Origin, State
+
+NAMES: dict[type[AdapterCommand], str] = {
+    RegisterAdapter: "register",
+    RetireAdapter: "retire",
+    SetAlias: "alias",
+    RollbackAlias: "rollback",
+}
+REFUSALS = (404, 409, 422)  # of others nothing was decided: they may be sent again
+
+
+def event_of(
+    state: State, customer: str, command: AdapterCommand, decision: Decision, origin: Origin
+) -> AdapterEvent | None:
+    """None for what changed nothing and refused nothing. `state` is that before the decision."""
+    result = decision.result
+    if result.status in REFUSALS:
+        return None if decision.again else _refused(customer, command, decision, origin)
+    row = decision.record if decision.record is not None else _row(state, command)
+    if row is None or (row.command_partition, row.command_offset) != (origin.partition, origin.offset):
+        return None  # it was so already
+    if isinstance(row, AliasRecord):
+        return AdapterEvent(
+            customer=customer,
+            kind=EventKind.MOVED,
+            by=command.by,
+            at_unix_ms=row.updated_unix_ms,
+            command=NAMES[type(command)],
+            command_id=command.command_id,
+            command_partition=origin.partition,
+            command_offset=origin.offset,
+            adapter_id=row.adapter_id,
+            alias=row.alias,
+            previous_adapter_id=row.previous_adapter_id,
+            status=result.status,
+        )
+    return AdapterEvent(
+        customer=customer,
+        kind=EventKind.RETIRED if isinstance(command, RetireAdapter) else EventKind.REGISTERED,
+        by=command.by,
+        at_unix_ms=row.updated_unix_ms,
+        command=NAMES[type(command)],
+        command_id=command.command_id,
+        command_partition=origin.partition,
+        command_offset=origin.offset,
+        adapter_id=row.adapter_id,
+        content_id=row.content_id,
+        status=result.status,
+    )
+
+
+def _refused(customer: str, command: AdapterCommand, decision: Decision, origin: Origin) -> AdapterEvent:
+    return AdapterEvent(
+        customer=customer,
+        kind=EventKind.REFUSED,
+        by=command.by,
+        at_unix_ms=origin.now_unix_ms,
+        command=NAMES[type(command)],
+        command_id=command.command_id,
+        command_partition=origin.partition,
+        command_offset=origin.offset,
+        adapter_id=decision.result.adapter_id,
+        alias=decision.result.alias,
+        status=decision.result.status,
+        reasons=decision.result.refusals,
+    )
+
+
+def _row(state: State, command: AdapterCommand) -> AdapterRecord | AliasRecord | None:
+    if isinstance(command, SetAlias | RollbackAlias):
+        return state.aliases.get(command.alias)
+    return state.adapters.get(command.adapter_id)

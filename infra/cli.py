@@ -1,6 +1,7 @@
 """The `lorafleet` command; `python -m infra` is the same.
 
-Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does.
+Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does; of `adapters`
+and `aliases` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
 """
 
 import asyncio
@@ -18,27 +19,19 @@ import msgspec
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from rich.console import Console
 
+from infra.adapters_cli import adapters, aliases
+from infra.flags import NO_STACK, fail, with_home, with_json
 from infra.home import Home, HomeInUse, left_overs, stop_processes, supervisor_pid
 from infra.local.child import ChildError
-from infra.options import StackOptions, default_home
+from infra.options import StackOptions
 from infra.progress import Progress
 from infra.query import parse_since, ttft, ttft_table
 from infra.state import read_state
 from infra.status import as_json, as_tables, status_of
 from streams.bus.errors import BusError
 
-FAILED, NO_STACK = 1, 3
 DOWN_LIMIT_S = 90.0
 
-with_home = click.option(
-    "--home",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    default=default_home,
-    show_default="$LORAFLEET_HOME, else .lorafleet",
-    help="The folder that holds everything the stack keeps. Two homes are two stacks.",
-)
-with_json = click.option("--json", "wants_json", is_flag=True, help="Print JSON instead of a table.")
 with_replicas = click.option(
     "--replicas",
     type=click.IntRange(1),
@@ -53,8 +46,13 @@ with_replicas = click.option(
 def main() -> None:
     """Serve many customers' LoRA adapters on one base model, through Kafka.
 
-    Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does.
+    Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does; of
+    `adapters` and `aliases` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
     """
+
+
+main.add_command(adapters)
+main.add_command(aliases)
 
 
 @main.command()
@@ -88,7 +86,7 @@ def down(home: Path) -> None:
         end_s = time.monotonic() + DOWN_LIMIT_S
         while supervisor_pid(home):
             if time.monotonic() > end_s:
-                _fail(f"the supervisor (process {pid}) has not ended within {DOWN_LIMIT_S:g} s; its logs: {home}/logs")
+                fail(f"the supervisor (process {pid}) has not ended within {DOWN_LIMIT_S:g} s; its logs: {home}/logs")
             time.sleep(0.1)
         console.print(f"stopped the stack in {home}", highlight=False)
         return
@@ -99,7 +97,7 @@ def down(home: Path) -> None:
         if found:
             console.print(f"stopped {len(found)} processes left over in {home}", highlight=False)
             return
-    _fail(f"no stack runs in {home}", NO_STACK)
+    fail(f"no stack runs in {home}", NO_STACK)
 
 
 @main.command()
@@ -138,11 +136,11 @@ def query_ttft(since: str, wants_json: bool, home: Path) -> None:
     state = read_state(home)
     url = os.environ.get("CLICKHOUSE_URL") or (state.environment.get("CLICKHOUSE_URL") if state else None)
     if not url:
-        _fail(f"no ClickHouse is known: set CLICKHOUSE_URL, or start a stack in {home.absolute()}", NO_STACK)
+        fail(f"no ClickHouse is known: set CLICKHOUSE_URL, or start a stack in {home.absolute()}", NO_STACK)
     try:
         rows = ttft(url, seconds)
     except ClickHouseError as error:
-        _fail(f"ClickHouse: {str(error).splitlines()[0]}")
+        fail(f"ClickHouse: {str(error).splitlines()[0]}")
     if wants_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows)))
     elif rows:
@@ -206,9 +204,9 @@ def _run(work: Coroutine[None, None, int]) -> NoReturn:
     except asyncio.CancelledError:
         code = 128 + signal.SIGTERM
     except HomeInUse as error:
-        _fail(str(error), NO_STACK)
+        fail(str(error), NO_STACK)
     except (ChildError, BusError, ClickHouseError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)
@@ -221,8 +219,3 @@ async def _cancelled_by_signals(work: Coroutine[None, None, int]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     return await work
-
-
-def _fail(text: str, code: int = FAILED) -> NoReturn:
-    click.echo(text, err=True)
-    sys.exit(code)

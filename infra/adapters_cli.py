@@ -1,0 +1,198 @@
+"""`lorafleet adapters` and `lorafleet aliases`: the life of an adapter, by hand. All of it through the internal API."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from infra.flags import FAILED, NO_STACK, NOT_THERE, NOT_YET, REFUSED, fail, with_home, with_json
+from infra.internal_api import InternalApi, NoStackError, path_of
+from infra.upload import BadFolder, registration, upload
+
+CODES = {404: NOT_THERE, 409: REFUSED, 422: REFUSED, 504: NOT_YET}
+ADAPTER = {
+    "adapter_id": "adapter",
+    "status": "state",
+    "rank": "rank",
+    "size_bytes": "bytes",
+    "updated_unix_ms": "since",
+}
+ALIAS = {"alias": "alias", "adapter_id": "adapter", "previous_adapter_id": "previous", "updated_unix_ms": "since"}
+EVENT = {"at_unix_ms": "at", "kind": "what", "command": "by command", "alias": "alias", "adapter_id": "adapter",
+         "previous_adapter_id": "from", "by": "who"}  # fmt: skip
+
+with_customer = click.option("--customer", metavar="NAME", default="", help="Only this customer's.")
+
+
+@click.group()
+def adapters() -> None:
+    """Adapters: immutable versions of customers' LoRAs, such as acme/support@7.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no stack runs, 4 not there, 5 refused, 6 not done yet.
+    """
+
+
+@click.group()
+def aliases() -> None:
+    """Aliases, such as acme/support:prod: the names that chats use, each pointing at one adapter.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no stack runs, 4 not there, 5 refused, 6 not done yet.
+    """
+
+
+@adapters.command("list")
+@with_customer
+@with_json
+@with_home
+def adapters_list(customer: str, wants_json: bool, home: Path) -> None:
+    """All adapters, retired ones too."""
+    _rows(_told(home, "GET", path_of("adapters"))["adapters"], customer, ADAPTER, wants_json)
+
+
+@adapters.command("show")
+@click.argument("adapter_id")
+@with_json
+@with_home
+def adapters_show(adapter_id: str, wants_json: bool, home: Path) -> None:
+    """Everything known of one adapter, and the aliases that point at it."""
+    _one(_told(home, "GET", path_of("adapters", adapter_id)), wants_json)
+
+
+@adapters.command("register")
+@click.argument("adapter_id")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--weights-uri", metavar="URI", help="Where FOLDER's safetensors file lies already; else it is uploaded.")
+@click.option("--base-model-hash", metavar="HASH", help="Of the base it was trained on; else the served one's.")
+@with_json
+@with_home
+def adapters_register(
+    adapter_id: str, folder: Path, weights_uri: str | None, base_model_hash: str | None, wants_json: bool, home: Path
+) -> None:
+    """Register the PEFT adapter in FOLDER (adapter_config.json, adapter_model.safetensors) as ADAPTER_ID."""
+    try:
+        api = InternalApi(home.absolute())
+        uri = weights_uri or upload(api.environment, folder, adapter_id)
+        body = registration(api.environment, folder, adapter_id, uri, base_model_hash)
+    except NoStackError as error:
+        fail(str(error), NO_STACK)
+    except BadFolder as error:
+        fail(str(error), FAILED)
+    _done(_told(home, "POST", path_of("adapters"), body), f"{adapter_id} is ready", wants_json)
+
+
+@adapters.command("retire")
+@click.argument("adapter_id")
+@with_json
+@with_home
+def adapters_retire(adapter_id: str, wants_json: bool, home: Path) -> None:
+    """Take ADAPTER_ID out of service for good. Refused while an alias points at it."""
+    _done(_told(home, "DELETE", path_of("adapters", adapter_id)), f"{adapter_id} is retired", wants_json)
+
+
+@adapters.command("history")
+@click.argument("adapter_id")
+@with_json
+@with_home
+def adapters_history(adapter_id: str, wants_json: bool, home: Path) -> None:
+    """What happened to ADAPTER_ID, who did it, and what was refused."""
+    _rows(_told(home, "GET", path_of("adapters", adapter_id, "history"))["events"], "", EVENT, wants_json)
+
+
+@aliases.command("list")
+@with_customer
+@with_json
+@with_home
+def aliases_list(customer: str, wants_json: bool, home: Path) -> None:
+    """All aliases and where they point."""
+    _rows(_told(home, "GET", path_of("aliases"))["aliases"], customer, ALIAS, wants_json)
+
+
+@aliases.command("set")
+@click.argument("alias")
+@click.argument("adapter_id")
+@with_json
+@with_home
+def aliases_set(alias: str, adapter_id: str, wants_json: bool, home: Path) -> None:
+    """Point ALIAS at ADAPTER_ID: make it, or deploy a version."""
+    told = _told(home, "PUT", path_of("aliases", alias), {"adapter_id": adapter_id})
+    _moved(told, alias, wants_json)
+
+
+@aliases.command("rollback")
+@click.argument("alias")
+@with_json
+@with_home
+def aliases_rollback(alias: str, wants_json: bool, home: Path) -> None:
+    """Point ALIAS back at its previous adapter."""
+    _moved(_told(home, "POST", path_of("aliases", alias, "rollback")), alias, wants_json)
+
+
+@aliases.command("history")
+@click.argument("alias")
+@with_json
+@with_home
+def aliases_history(alias: str, wants_json: bool, home: Path) -> None:
+    """Where ALIAS has pointed, and who moved it."""
+    _rows(_told(home, "GET", path_of("aliases", alias, "history"))["events"], "", EVENT, wants_json)
+
+
+def _told(home: Path, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """The answer of a call that succeeded; else the end, with the reasons."""
+    try:
+        status, told = InternalApi(home.absolute()).call(method, path, body)
+    except NoStackError as error:
+        fail(str(error), NO_STACK)
+    if status >= 400:
+        reasons = [f"{reason['field']}: {reason['message']}" for reason in told.get("refusals", [])]
+        fail("\n".join(reasons or [told["error"]["message"]]), CODES.get(status, FAILED))
+    return told
+
+
+def _moved(told: dict[str, Any], alias: str, wants_json: bool) -> None:
+    came = f", before {told['previous_adapter_id']}" if told["previous_adapter_id"] else ""
+    _done(told, f"{alias} -> {told['adapter_id']}{came}", wants_json)
+
+
+def _done(told: dict[str, Any], text: str, wants_json: bool) -> None:
+    click.echo(_json(told) if wants_json else text)
+
+
+def _one(told: dict[str, Any], wants_json: bool) -> None:
+    if wants_json:
+        click.echo(_json(told))
+        return
+    width = max(len(name) for name in told)
+    for name, value in told.items():
+        click.echo(f"{name:{width}}  {_cell(name, value)}")
+
+
+def _rows(rows: list[dict[str, Any]], customer: str, columns: dict[str, str], wants_json: bool) -> None:
+    rows = [row for row in rows if customer in ("", row["customer"])]
+    if wants_json:
+        click.echo(_json(rows))
+        return
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, heading in columns.items():
+        table.add_column(heading, justify="right" if name in ("rank", "size_bytes") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(name, row.get(name, "")) for name in columns))
+        for reason in row.get("reasons", []):
+            table.add_row("", f"{reason['field']}: {reason['message']}")
+    Console().print(table)
+
+
+def _cell(name: str, value: Any) -> str:
+    if name.endswith("_unix_ms"):
+        return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _json(told: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(told)).decode()

@@ -1,0 +1,130 @@
+"""`lorafleet adapters` and `lorafleet aliases` as operators type them, on a gateway and a registry of their own."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from infra.cli import main
+from infra.state import StackState, write_state
+from tests.gateway.rig import OPERATOR, Rig
+from tests.stack import Stack
+
+ONE, TWO, PROD = "acme/support@1", "acme/support@2", "acme/support:prod"
+COMMANDS = [
+    (group, command)
+    for group, commands in {
+        "adapters": ("list", "show", "register", "retire", "history"),
+        "aliases": ("list", "set", "rollback", "history"),
+    }.items()
+    for command in commands
+]
+
+
+class Desk:
+    """A home whose state names the rig's gateway."""
+
+    def __init__(self, rig: Rig, home: Path, url: str) -> None:
+        self.rig, self.home = rig, home
+        (home / "operator.key").write_text(OPERATOR)
+        environment = {"LORAFLEET_SOURCES": f"file://{rig.folder}/inbox", "LORAFLEET_MODEL": str(rig.model_folder)}
+        # The first gateway is dead: the next one is asked.
+        write_state(home, StackState(1, [], ["http://127.0.0.1:9", url], environment, []))
+
+    def types(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, [*arguments, "--home", str(self.home)], env={"COLUMNS": "200"})
+
+    def told(self, *arguments: str) -> Any:
+        result = self.types(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+    def folder(self, adapter_id: str, seed: int) -> Path:
+        """A PEFT folder outside of what the registry may read."""
+        body = self.rig.registration(adapter_id, seed)
+        there = Path(body["weights_uri"].removeprefix("file://")).parent
+        away = self.home / f"{adapter_id.replace('/', '-')}-{seed}"
+        there.rename(away)
+        [weights] = away.glob("*.safetensors")
+        weights.rename(away / "adapter_model.safetensors")
+        return away
+
+
+@pytest.fixture(scope="module")
+def desk(kafka: str, model: Path, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path_factory.mktemp("desk"))
+    rig.prepare()
+    try:
+        door = rig.gateway(stack.ports.allot("desk"), stack.ports.allot("desk-internal"))
+        rig.ready(door.child, rig.control())
+        yield Desk(rig, tmp_path_factory.mktemp("home"), door.internal)
+    finally:
+        rig.stop()
+
+
+@pytest.mark.real
+def test_an_adapters_life_by_hand(desk: Desk) -> None:
+    for adapter_id, seed in ((ONE, 1), (TWO, 2)):
+        made = desk.types("adapters", "register", adapter_id, str(desk.folder(adapter_id, seed)))
+        assert (made.exit_code, made.output) == (0, f"{adapter_id} is ready\n")
+    assert desk.told("aliases", "set", PROD, ONE)["adapter_id"] == ONE
+    moved = desk.types("aliases", "set", PROD, TWO)
+    assert (moved.exit_code, moved.output) == (0, f"{PROD} -> {TWO}, before {ONE}\n")
+    kept = desk.types("adapters", "retire", TWO)
+    assert (kept.exit_code, f"{PROD} points at {TWO}" in kept.output) == (5, True)
+    assert desk.types("aliases", "rollback", PROD).output == f"{PROD} -> {ONE}, before {TWO}\n"
+    assert desk.types("adapters", "retire", TWO).exit_code == 0
+    assert desk.types("aliases", "rollback", PROD).exit_code == 5
+
+    assert [row["adapter_id"] for row in desk.told("adapters", "list")] == [ONE, TWO]
+    assert desk.told("adapters", "list", "--customer", "globex") == []
+    shown = desk.told("adapters", "show", ONE)
+    assert (shown["status"], shown["aliases"]) == ("ready", [PROD])
+    assert f"aliases            {PROD}" in desk.types("adapters", "show", ONE).output
+    assert [row["adapter_id"] for row in desk.told("aliases", "list")] == [ONE]
+    told = desk.told("aliases", "history", PROD)
+    assert [(event["kind"], event["adapter_id"]) for event in told] == [
+        ("moved", ONE), ("moved", TWO), ("moved", ONE), ("refused", ""),
+    ]  # fmt: skip
+    history = desk.types("adapters", "history", TWO).output
+    assert "ops operator lf-operat" in history
+    assert f"{PROD} points at {TWO}" in history
+
+
+@pytest.mark.real
+def test_refused_and_not_there(desk: Desk) -> None:
+    folder = desk.folder("acme/bad@1", 3)
+    refused = desk.types("adapters", "register", "acme/bad@1", str(folder), "--base-model-hash", "0" * 64)
+    assert refused.exit_code == 5
+    assert refused.output.startswith("base_model_hash: ")
+    assert desk.told("adapters", "history", "acme/bad@1")[0]["kind"] == "refused"
+    outside = desk.types(
+        "adapters", "register", "acme/bad@1", str(folder), "--weights-uri", f"file://{folder}/x.safetensors"
+    )
+    assert (outside.exit_code, "not below any place" in outside.output) == (5, True)
+    empty = desk.types("adapters", "register", "acme/bad@1", str(desk.home))
+    assert (empty.exit_code, "was not uploaded" in empty.output) == (1, True)
+    for arguments in (
+        ("adapters", "show", "acme/never@1"),
+        ("aliases", "set", PROD, "acme/never@1"),
+        ("aliases", "rollback", "acme/never:prod"),
+        ("aliases", "history", "acme/other:prod"),
+    ):
+        assert desk.types(*arguments).exit_code == 4, arguments
+
+
+@pytest.mark.parametrize(("group", "command"), COMMANDS)
+def test_every_command_says_what_it_does(group: str, command: str) -> None:
+    told = CliRunner().invoke(main, [group, command, "--help"])
+    assert told.exit_code == 0
+    assert "--json" in told.output
+
+
+def test_without_a_stack(tmp_path: Path) -> None:
+    told = CliRunner().invoke(main, ["aliases", "list", "--home", str(tmp_path)])
+    assert told.exit_code == 3
+    assert told.output == f"no stack runs in {tmp_path}: lorafleet up\n"

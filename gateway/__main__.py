@@ -118,7 +118,15 @@ class Gateway:
         # The internal port.
         self.registrar = Registrar(kafka, self.cold, self.tables)
         self._internal = internal_app(
-            InternalAdapters(self.keys, self.catalogue, self.registrar, History(kafka), self.readiness),
+            InternalAdapters(
+                self.keys,
+                self.catalogue,
+                self.registrar,
+                History(kafka),
+                self.readiness,
+                self.fleet,
+                lambda: self.tables.clock.now,
+            ),
             InternalReplicas(
                 self.keys, self.catalogue, self.fleet, self.tables, self.cold, self.readiness, kafka.replica_places
             ),

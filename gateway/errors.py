@@ -57,6 +57,7 @@ REASONS: dict[str, Shape] = {
     "stale": Shape(503, SERVER, "no_replica", 2),
     "gateway_lost": Shape(503, SERVER, "no_replica", 2),
     "deadline": Shape(504, "timeout_error", "deadline_exceeded", 1),
+    "not_warm": Shape(503, SERVER, "adapter_not_warm", 5),
     "unconfirmed": Shape(504, "timeout_error", "not_confirmed_in_time", 1),
     # what does not
     "quarantined": Shape(503, SERVER, "adapter_quarantined"),

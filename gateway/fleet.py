@@ -11,6 +11,7 @@ from gateway.loadview import LoadView
 from gateway.router import Candidate, NoRoute, Route, route
 from schemas.placement import OwnerPlan
 from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaState, ReplicaStatus
+from streams.placement.warm import OWNERS, cold_owners
 from streams.presence.holders import Holders, Lost
 
 
@@ -42,6 +43,16 @@ class Fleet:
             and h.beat.base_hash == self._base_hash
             and not self.loads.replaced(h.place, h.incarnation)
         ]
+
+    def cold(self, adapter: str, now: float) -> list[int]:
+        """The adapter's owners that have it in no slot."""
+        slots = {}
+        for candidate in self.candidates(now):
+            holder = self.holders.get(candidate.replica)
+            if holder is not None and holder.beat is not None:
+                slots[candidate.replica] = holder.beat.residency.gpu_adapters
+        plan = self._plans.get(adapter)
+        return cold_owners(adapter, slots, plan.owners if plan is not None else OWNERS)
 
     def choose(self, flight: Flight, now: float) -> Route | NoRoute:
         """The replica for the flight's next attempt."""

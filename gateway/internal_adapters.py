@@ -15,11 +15,12 @@ from gateway.auth import Identity, Keys
 from gateway.body import read_body
 from gateway.catalogue import Catalogue
 from gateway.errors import ApiError
+from gateway.fleet import Fleet
 from gateway.history import History
 from gateway.internal_auth import pipeline
 from gateway.middleware import json_answer
 from gateway.readiness import Readiness
-from gateway.registrar import Registrar
+from gateway.registrar import RESULT_LIMIT_S, Registrar
 from schemas.adapters import CommandResult, Refusal, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
 from schemas.reasons import AdapterStatus, Role
 from streams.adapters.names import AdapterName, AliasName, InvalidName, parse_adapter, parse_alias
@@ -31,10 +32,17 @@ LONGEST_KEY = 64
 
 class InternalAdapters:
     def __init__(
-        self, keys: Keys, catalogue: Catalogue, registrar: Registrar, history: History, readiness: Readiness
+        self,
+        keys: Keys,
+        catalogue: Catalogue,
+        registrar: Registrar,
+        history: History,
+        readiness: Readiness,
+        fleet: Fleet,
+        now: Callable[[], float],
     ) -> None:
         self._keys, self._catalogue, self._registrar, self._readiness = keys, catalogue, registrar, readiness
-        self._history = history
+        self._history, self._fleet, self._now = history, fleet, now
 
     async def register(self, request: web.Request) -> web.Response:
         """201, or 200 for the same adapter again."""
@@ -51,23 +59,35 @@ class InternalAdapters:
         )
 
     async def set_alias(self, request: web.Request) -> web.Response:
-        """Answers when no live gateway resolves the alias to the old adapter any more."""
+        """Answers when no live gateway resolves the alias to the old adapter any more; 202 if `?wait=` ends before."""
         self._readiness.check_tables()
         identity, customer, alias = self._alias(request)
         given = {"alias": alias, "command_id": _command_id(request, customer), "by": identity.principal}
-        return await self._move(customer, read(SetAlias, await read_body(request), given))
+        command = read(SetAlias, await read_body(request), given)
+        return await self._move(customer, command, _wait_s(request))
 
     async def rollback(self, request: web.Request) -> web.Response:
         """To the alias' previous adapter; otherwise as `set_alias`."""
         identity, customer, alias = self._alias(request)
-        return await self._move(customer, RollbackAlias(_command_id(request, customer), alias, identity.principal))
+        command = RollbackAlias(_command_id(request, customer), alias, identity.principal)
+        return await self._move(customer, command, _wait_s(request))
 
-    async def _move(self, customer: str, command: SetAlias | RollbackAlias) -> web.Response:
+    async def _move(self, customer: str, command: SetAlias | RollbackAlias, wait_s: float) -> web.Response:
         self._readiness.check()
-        result = await self._registrar.decide(customer, command)
-        return _told(
-            result, alias=command.alias, adapter_id=result.adapter_id, previous_adapter_id=result.previous_adapter_id
-        )
+        result = await self._registrar.decide(customer, command, wait_s)
+        told = {
+            "alias": command.alias,
+            "adapter_id": result.adapter_id,
+            "previous_adapter_id": result.previous_adapter_id,
+        }
+        if pending := result.pending_adapter_id:
+            told |= {"pending_adapter_id": pending, "waits_for": f"{self._cold(pending)} to load {pending}"}
+        return _told(result, **told)
+
+    def _cold(self, adapter_id: str) -> str:
+        """The owners that the registry waits for, as this gateway sees them."""
+        cold = self._fleet.cold(adapter_id, self._now())
+        return f"replicas {cold}" if cold else "the registry, and replicas it has not heard,"
 
     async def retire(self, request: web.Request) -> web.Response:
         """409, which names them, while aliases point at it."""
@@ -191,6 +211,14 @@ def _command_id(request: web.Request, customer: str) -> str:
             "invalid_request", f"Idempotency-Key: 1 to {LONGEST_KEY} printable characters", "Idempotency-Key"
         )
     return f"{customer}/{given}"
+
+
+def _wait_s(request: web.Request) -> float:
+    """How long the call may take until it answers 202. Raises ApiError."""
+    text = request.query.get("wait", f"{RESULT_LIMIT_S:g}")
+    if not (text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= RESULT_LIMIT_S):
+        raise ApiError("invalid_request", f"wait: whole seconds from 0 to {RESULT_LIMIT_S:g} are needed", "wait")
+    return int(text)
 
 
 def _told(result: CommandResult, **fields: str) -> web.Response:

@@ -5,7 +5,9 @@ customer's commands; nothing is decided here. A crash forgets who waits; what th
 """
 
 import asyncio
+import contextlib
 import logging
+import time
 from typing import NoReturn
 
 from gateway.errors import ApiError
@@ -22,8 +24,9 @@ log = logging.getLogger(__name__)
 SEND_LIMIT_S = 5.0
 CONFIRM_S = 15.0  # longer than a dead gateway is waited for
 RESULT_LIMIT_S = 60.0  # a registration reads the whole file, and writes one
+ACCEPTED = 202
 TABLES = {topic.name: topic for topic in (ADAPTERS, ALIASES)}
-REASONS = {404: "not_found", 409: "conflict", 422: "refused", 503: "store"}
+REASONS = {404: "not_found", 409: "conflict", 422: "refused", 503: "store", 504: "not_warm"}
 
 
 class Registrar:
@@ -32,8 +35,8 @@ class Registrar:
         self._reader = Reader(
             kafka, {ADAPTER_RESULTS: dict.fromkeys(range(kafka.partitions(ADAPTER_RESULTS)), "end")}, "command results"
         )
-        # A caller may send one change twice at once: whoever waits for its id takes the first answer.
-        self._waiting: dict[str, set[asyncio.Future[CommandResult]]] = {}
+        # A caller may send one change twice at once: whoever waits for its id hears every answer.
+        self._waiting: dict[str, set[asyncio.Queue[CommandResult]]] = {}
 
     async def run(self) -> NoReturn:
         async with self._reader:
@@ -45,16 +48,18 @@ class Registrar:
                     continue
                 for record in records:
                     for waiter in self._waiting.get(record.key or "", ()):
-                        if not waiter.done() and record.value is not None:
-                            waiter.set_result(record.value)
+                        if record.value is not None:
+                            waiter.put_nowait(record.value)
 
-    async def decide(self, customer: str, command: AdapterCommand) -> CommandResult:
+    async def decide(self, customer: str, command: AdapterCommand, wait_s: float = RESULT_LIMIT_S) -> CommandResult:
         """The registry's answer to an accepted command, once every live gateway has applied what it wrote.
 
-        Raises ApiError: 404, 409, 422 with every reason; 503 where it was not sent, 504 where nobody can tell yet.
+        One that is still to be carried out (202) is waited for, `wait_s` in all; then it is the answer.
+        Raises ApiError: 404, 409, 422 with every reason; 503 where it was not sent, or its adapter did not get warm;
+        504 where nobody can tell yet.
         """
-        result = await self._result(customer, command)
-        if result.status not in (200, 201):
+        result = await self._result(customer, command, wait_s)
+        if result.status not in (200, 201, 202):
             message = "; ".join(f"{refusal.field}: {refusal.message}" for refusal in result.refusals)
             param = result.refusals[0].field if result.refusals else None
             raise ApiError(REASONS.get(result.status, "internal"), message or "refused", param, result.refusals)
@@ -62,10 +67,11 @@ class Registrar:
             await confirmed(self._tables, TABLES[result.table], result.partition, result.offset)
         return result
 
-    async def _result(self, customer: str, command: AdapterCommand) -> CommandResult:
-        waiter: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+    async def _result(self, customer: str, command: AdapterCommand, wait_s: float) -> CommandResult:
+        answers: asyncio.Queue[CommandResult] = asyncio.Queue()
         waiting = self._waiting.setdefault(command.command_id, set())
-        waiting.add(waiter)
+        waiting.add(answers)
+        end = time.monotonic() + wait_s
         try:
             try:
                 await self._writer.send(ADAPTER_COMMANDS, command, key=customer, timeout_s=SEND_LIMIT_S)
@@ -73,7 +79,11 @@ class Registrar:
                 log.warning("command %s: %s", command.command_id, error)
             except BusUnavailable as error:
                 raise ApiError("broker", f"the command was not sent: {error}") from None
-            return await asyncio.wait_for(waiter, RESULT_LIMIT_S)
+            result = await asyncio.wait_for(answers.get(), RESULT_LIMIT_S)
+            with contextlib.suppress(TimeoutError):
+                while result.status == ACCEPTED and (left_s := end - time.monotonic()) > 0:
+                    result = await asyncio.wait_for(answers.get(), left_s)
+            return result
         except TimeoutError:
             raise ApiError(
                 "unconfirmed",
@@ -81,7 +91,7 @@ class Registrar:
                 "same call again tells",
             ) from None
         finally:
-            waiting.discard(waiter)
+            waiting.discard(answers)
             if not waiting:
                 self._waiting.pop(command.command_id, None)
 

@@ -1,5 +1,6 @@
 """`lorafleet adapters` and `lorafleet aliases`: the life of an adapter, by hand. All of it through the internal API."""
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ ALIAS = {"alias": "alias", "adapter_id": "adapter", "previous_adapter_id": "prev
 EVENT = {"at_unix_ms": "at", "kind": "what", "command": "by command", "alias": "alias", "adapter_id": "adapter",
          "previous_adapter_id": "from", "by": "who"}  # fmt: skip
 
+with_wait = click.option(
+    "--wait",
+    type=click.IntRange(0, 60),
+    metavar="SECONDS",
+    default=60,
+    show_default=True,
+    help="How long to wait for the new version to be warm; then exit 6, and it goes on.",
+)
 with_customer = click.option("--customer", metavar="NAME", default="", help="Only this customer's.")
 
 
@@ -115,21 +124,23 @@ def aliases_list(customer: str, wants_json: bool, home: Path) -> None:
 @aliases.command("set")
 @click.argument("alias")
 @click.argument("adapter_id")
+@with_wait
 @with_json
 @with_home
-def aliases_set(alias: str, adapter_id: str, wants_json: bool, home: Path) -> None:
-    """Point ALIAS at ADAPTER_ID: make it, or deploy a version."""
-    told = _told(home, "PUT", path_of("aliases", alias), {"adapter_id": adapter_id})
+def aliases_set(alias: str, adapter_id: str, wait: int, wants_json: bool, home: Path) -> None:
+    """Point ALIAS at ADAPTER_ID: make it, or deploy a version, which is warmed up first."""
+    told = _told(home, "PUT", f"{path_of('aliases', alias)}?wait={wait}", {"adapter_id": adapter_id})
     _moved(told, alias, wants_json)
 
 
 @aliases.command("rollback")
 @click.argument("alias")
+@with_wait
 @with_json
 @with_home
-def aliases_rollback(alias: str, wants_json: bool, home: Path) -> None:
-    """Point ALIAS back at its previous adapter."""
-    _moved(_told(home, "POST", path_of("aliases", alias, "rollback")), alias, wants_json)
+def aliases_rollback(alias: str, wait: int, wants_json: bool, home: Path) -> None:
+    """Point ALIAS back at its previous adapter, or call off the version that it is about to move to."""
+    _moved(_told(home, "POST", f"{path_of('aliases', alias, 'rollback')}?wait={wait}"), alias, wants_json)
 
 
 @aliases.command("history")
@@ -154,6 +165,9 @@ def _told(home: Path, method: str, path: str, body: object = None) -> dict[str, 
 
 
 def _moved(told: dict[str, Any], alias: str, wants_json: bool) -> None:
+    if "pending_adapter_id" in told:
+        _done(told, f"{alias} -> {told['adapter_id']} still: waits for {told['waits_for']}", wants_json)
+        sys.exit(NOT_YET)
     came = f", before {told['previous_adapter_id']}" if told["previous_adapter_id"] else ""
     _done(told, f"{alias} -> {told['adapter_id']}{came}", wants_json)
 

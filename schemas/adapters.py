@@ -53,7 +53,34 @@ class RollbackAlias(msgspec.Struct, frozen=True, tag="rollback", forbid_unknown_
     by: str = BY_TOPIC
 
 
-AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias | RollbackAlias
+class PendingFlip(msgspec.Struct, frozen=True):
+    """A move of an alias that waits for its adapter to be warm, until its deadline at most.
+
+    `command` is its name, alias or rollback; (command_partition, command_offset) is where it stands in the log.
+    """
+
+    adapter_id: str
+    command: str
+    command_id: str
+    by: str
+    deadline_unix_ms: int
+    command_partition: int
+    command_offset: int
+
+
+class ConcludeFlip(msgspec.Struct, frozen=True, tag="conclude", forbid_unknown_fields=True):
+    """What the registry tells itself: the alias moves if `flip` is still what it waits for; if not `warm`, it stays."""
+
+    command_id: str
+    alias: str
+    flip: PendingFlip
+    warm: bool
+    why: str
+    by: str = BY_TOPIC
+
+
+AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias | RollbackAlias | ConcludeFlip
+AliasCommand = SetAlias | RollbackAlias | ConcludeFlip
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -66,7 +93,9 @@ class Refusal(msgspec.Struct, frozen=True):
 class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to one command, keyed by its id.
 
-    status 200 (already so), 201 (created), 404, 409 (another content under this id) or 422 (with every reason).
+    status 200 (already so), 201 (created), 404, 409 (another content under this id) or 422 (with every reason). 202: an
+    alias will move to `pending_adapter_id` when that is warm; a second result follows, 200, 409 (another command took
+    its place) or 504 (it did not get warm in time), and the alias points at `adapter_id` meanwhile.
     `table`, `partition`, `offset`: the table record that this command wrote, so that a caller can wait until readers
     have passed it.
     """
@@ -81,6 +110,7 @@ class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True):
     table: str = ""
     partition: int = -1
     offset: int = -1
+    pending_adapter_id: str = ""
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
@@ -123,9 +153,10 @@ class AliasRecord(msgspec.Struct, frozen=True):
     command_offset: int
     updated_unix_ms: int
     commands: list[str] = []
+    pending: PendingFlip | None = None
 
 
-class AdapterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+class AdapterEvent(msgspec.Struct, frozen=True):
     """What became of one command, in `adapter-events`: a change, or a refusal with every reason.
 
     (command_partition, command_offset, kind) is its identity: a crash may write it twice. `previous_adapter_id` is

@@ -20,6 +20,7 @@ from streams.bus.errors import BusError, SettingsError
 from streams.bus.writer import Writer
 from streams.control.app import make_app
 from streams.control.compiler import Base, Compiler
+from streams.control.deployer import Deployer
 from streams.control.registrar import Registrar
 from streams.control.settings import ControlSettings
 
@@ -42,8 +43,9 @@ async def run(settings: ControlSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Writer(settings.kafka, "control") as writer:
-        registrar = Registrar(settings.kafka, writer, compiler, settings.scratch)
-        async with registrar.reader:
+        deployer = Deployer(settings.kafka, writer, base.hash)
+        registrar = Registrar(settings.kafka, writer, compiler, settings.scratch, deployer.note, settings.flip_limit_s)
+        async with registrar.reader, deployer.reader:
             await registrar.reader.caught_up()
             app = make_app(settings.kafka, settings.instance, registrar.handle, assigned.set)
             try:
@@ -51,7 +53,8 @@ async def run(settings: ControlSettings) -> None:
                 async with asyncio.TaskGroup() as tasks:
                     watch = [
                         tasks.create_task(_tell_ready(assigned), name="ready"),
-                        tasks.create_task(_until_it_ends(app, registrar), name="watch"),
+                        tasks.create_task(_until_it_ends(app, registrar, deployer), name="watch"),
+                        tasks.create_task(deployer.run(registrar), name="deployer"),
                     ]
                     await stop.wait()
                     for task in watch:
@@ -66,11 +69,12 @@ async def _tell_ready(assigned: asyncio.Event) -> None:
     print("ready", flush=True)
 
 
-async def _until_it_ends(app: faust.App, registrar: Registrar) -> None:
-    """Faust and the tables' reader run for ever; when one does not, the process ends and is started again."""
+async def _until_it_ends(app: faust.App, registrar: Registrar, deployer: Deployer) -> None:
+    """Faust and the tables' readers run for ever; when one does not, the process ends and is started again."""
     faust_ended = asyncio.create_task(app.wait_until_stopped(), name="faust")
     try:
-        await asyncio.wait({faust_ended, registrar.reader.failed}, return_when=asyncio.FIRST_COMPLETED)
+        readers = {registrar.reader.failed, deployer.reader.failed}
+        await asyncio.wait({faust_ended, *readers}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         faust_ended.cancel()
     raise RuntimeError(f"the registry's consumer or reader ended: {app.crash_reason!r}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.adapters import AdapterCommand, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import AdapterCommand, ConcludeFlip, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
 from streams.adapters.refusals import Refusals, clip
 
 _KINDS: dict[str, type[AdapterCommand]] = {
@@ -15,6 +15,7 @@ _KINDS: dict[str, type[AdapterCommand]] = {
     "retire": RetireAdapter,
     "alias": SetAlias,
     "rollback": RollbackAlias,
+    "conclude": ConcludeFlip,
 }
 _LONGEST_ID = 200
 

@@ -14,7 +14,9 @@ from schemas.adapters import (
     AdapterCommand,
     AdapterEvent,
     AdapterRecord,
+    AliasCommand,
     AliasRecord,
+    ConcludeFlip,
     RegisterAdapter,
     RetireAdapter,
     RollbackAlias,
@@ -28,7 +30,9 @@ NAMES: dict[type[AdapterCommand], str] = {
     RetireAdapter: "retire",
     SetAlias: "alias",
     RollbackAlias: "rollback",
+    ConcludeFlip: "conclude",
 }
+NOT_WARM = 504
 REFUSALS = (404, 409, 422)  # of others nothing was decided: they may be sent again
 
 
@@ -43,20 +47,7 @@ def event_of(
     if row is None or (row.command_partition, row.command_offset) != (origin.partition, origin.offset):
         return None  # it was so already
     if isinstance(row, AliasRecord):
-        return AdapterEvent(
-            customer=customer,
-            kind=EventKind.MOVED,
-            by=command.by,
-            at_unix_ms=row.updated_unix_ms,
-            command=NAMES[type(command)],
-            command_id=command.command_id,
-            command_partition=origin.partition,
-            command_offset=origin.offset,
-            adapter_id=row.adapter_id,
-            alias=row.alias,
-            previous_adapter_id=row.previous_adapter_id,
-            status=result.status,
-        )
+        return _alias(customer, command, row, decision, origin)
     return AdapterEvent(
         customer=customer,
         kind=EventKind.RETIRED if isinstance(command, RetireAdapter) else EventKind.REGISTERED,
@@ -70,6 +61,40 @@ def event_of(
         content_id=row.content_id,
         status=result.status,
     )
+
+
+def _alias(
+    customer: str, command: AdapterCommand, row: AliasRecord, decision: Decision, origin: Origin
+) -> AdapterEvent:
+    """A conclusion is told as the flip that it concludes: by whom that was asked for, under whose id."""
+    told = command.flip if isinstance(command, ConcludeFlip) else command
+    name = command.flip.command if isinstance(command, ConcludeFlip) else NAMES[type(command)]
+    waits = row.pending
+    kind, to, came = EventKind.MOVED, row.adapter_id, row.previous_adapter_id
+    if waits is not None:
+        kind, to, came = EventKind.WARMING, waits.adapter_id, row.adapter_id
+    elif decision.result.status == NOT_WARM or not moved(command, row):
+        kind = EventKind.KEPT
+    return AdapterEvent(
+        customer=customer,
+        kind=kind,
+        by=told.by,
+        at_unix_ms=row.updated_unix_ms,
+        command=name,
+        command_id=told.command_id,
+        command_partition=origin.partition,
+        command_offset=origin.offset,
+        adapter_id=to,
+        alias=row.alias,
+        previous_adapter_id=came,
+        status=decision.result.status,
+        reasons=decision.result.refusals,
+    )
+
+
+def moved(command: AdapterCommand, row: AliasRecord) -> bool:
+    """Whether the command made the row point where it does: only a conclusion and a first command do."""
+    return isinstance(command, ConcludeFlip) or (not row.previous_adapter_id and len(row.commands) == 1)
 
 
 def _refused(customer: str, command: AdapterCommand, decision: Decision, origin: Origin) -> AdapterEvent:
@@ -90,6 +115,6 @@ def _refused(customer: str, command: AdapterCommand, decision: Decision, origin:
 
 
 def _row(state: State, command: AdapterCommand) -> AdapterRecord | AliasRecord | None:
-    if isinstance(command, SetAlias | RollbackAlias):
+    if isinstance(command, AliasCommand):
         return state.aliases.get(command.alias)
     return state.adapters.get(command.adapter_id)

@@ -21,8 +21,10 @@ import msgspec
 from schemas.adapters import (
     AdapterCommand,
     AdapterRecord,
+    AliasCommand,
     AliasRecord,
     CommandResult,
+    ConcludeFlip,
     RegisterAdapter,
     RetireAdapter,
     RollbackAlias,
@@ -52,12 +54,21 @@ T = TypeVar("T")
 class Registrar:
     """`reader` and `writer` are started and stopped by whoever makes it. `scratch`: a folder of its own."""
 
-    def __init__(self, settings: KafkaSettings, writer: Writer, compiler: Compiler, scratch: Path) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        writer: Writer,
+        compiler: Compiler,
+        scratch: Path,
+        on_alias: Callable[[Change[AliasRecord]], None],
+        flip_limit_s: float,
+    ) -> None:
         self._decided: dict[int, int] = {}
-        adapters = Table[AdapterRecord](ADAPTERS, self._note)
-        aliases = Table[AliasRecord](ALIASES, self._note)
-        self.reader = TableReader(settings, [adapters, aliases], "registry tables", fetch_wait_ms=50)
-        self._state = State(adapters, aliases, self._decided)
+        self._on_alias = on_alias
+        self.adapters = Table[AdapterRecord](ADAPTERS, self._note)
+        self.aliases = Table[AliasRecord](ALIASES, self._note_alias)
+        self.reader = TableReader(settings, [self.adapters, self.aliases], "registry tables", fetch_wait_ms=50)
+        self._state = State(self.adapters, self.aliases, self._decided, flip_limit_s)
         self._writer = writer
         self._compiler = compiler
         self._scratch = scratch
@@ -92,11 +103,13 @@ class Registrar:
         if event is not None:
             happened = event
             await _until_kafka_answers(lambda: self._writer.send(ADAPTER_EVENTS, happened, key=customer))
+        if decision.replaced is not None:
+            await self._send(decision.replaced)
         await self._send(result)
         log.info(
             "%s %s: %d %s",
             type(command).__name__,
-            command.alias if isinstance(command, SetAlias | RollbackAlias) else command.adapter_id,
+            command.alias if isinstance(command, AliasCommand) else command.adapter_id,
             result.status,
             "; ".join(f"{reason.field}: {reason.message}" for reason in result.refusals),
         )
@@ -115,6 +128,8 @@ class Registrar:
                     return registry.set_alias(self._state, command, origin)
                 case RollbackAlias():
                     return registry.rollback(self._state, command, origin)
+                case ConcludeFlip():
+                    return registry.conclude(self._state, command, origin)
         settled = registry.delivered_again(self._state, command, origin)
         settled = settled or registry.register_retired(self._state, command)
         if settled is not None:
@@ -167,6 +182,10 @@ class Registrar:
             known = self._decided.get(row.command_partition, -1)
             self._decided[row.command_partition] = max(known, row.command_offset)
 
+    def _note_alias(self, change: Change[AliasRecord]) -> None:
+        self._note(change)
+        self._on_alias(change)
+
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
@@ -174,12 +193,12 @@ class Registrar:
 def _check_names(command: AdapterCommand, key: bytes | None) -> Refusals:
     """The names' form, and that the record's key is the customer whose names they are: it decides the one writer."""
     refusals, customers = Refusals(), set()
-    if not isinstance(command, RollbackAlias):
+    if not isinstance(command, RollbackAlias | ConcludeFlip):
         try:
             customers.add(parse_adapter(command.adapter_id).customer)
         except InvalidName as error:
             refusals.add("adapter_id", str(error))
-    if isinstance(command, SetAlias | RollbackAlias):
+    if isinstance(command, AliasCommand):
         try:
             customers = {parse_alias(command.alias).customer}
         except InvalidName as error:
@@ -193,7 +212,7 @@ def _check_names(command: AdapterCommand, key: bytes | None) -> Refusals:
 def _customer(command: AdapterCommand, key: bytes | None) -> str:
     """Whose history the command belongs to; empty where its names do not say so, or the record's key says otherwise."""
     try:
-        if isinstance(command, SetAlias | RollbackAlias):
+        if isinstance(command, AliasCommand):
             customer = parse_alias(command.alias).customer
         else:
             customer = parse_adapter(command.adapter_id).customer

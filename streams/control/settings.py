@@ -13,6 +13,7 @@ from streams.bus.errors import SettingsError
 from streams.bus.settings import KafkaSettings
 
 MAX_RANK = 16
+FLIP_LIMIT_S = 30.0
 
 
 class ControlSettings(msgspec.Struct, frozen=True):
@@ -26,6 +27,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
     max_rank: int
     instance: int
     scratch: Path
+    flip_limit_s: float = FLIP_LIMIT_S
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -48,6 +50,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
             max_rank=_number(env, "LORAFLEET_MAX_RANK", MAX_RANK, 1),
             instance=instance,
             scratch=home / f"control-{instance}",
+            flip_limit_s=_number(env, "CONTROL_FLIP_LIMIT_S", int(FLIP_LIMIT_S), 1),
         )
 
 

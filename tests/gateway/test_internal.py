@@ -100,6 +100,32 @@ async def test_a_flip_holds_everywhere_when_it_is_answered(company: Company) -> 
             assert (await chat(door, "acme/flip:prod", "x"))[1] == wanted
 
 
+async def test_a_deploy_is_warm_before_it_is_answered_and_the_old_version_leaves(company: Company) -> None:
+    for version in (1, 2):
+        company.made(f"acme/warmed@{version}", 80 + version)
+    company.alias("acme/warmed:prod", "acme/warmed@1")
+    await chat(company.far, "acme/warmed:prod", "x")
+    assert company.alias("acme/warmed:prod", "acme/warmed@2")[0] == 200
+    _, adapter, tier = await chat(company.far, "acme/warmed:prod", "x")
+    assert (adapter, tier) == ("acme/warmed@2", "gpu")
+    wait_until(
+        lambda: "acme/warmed@1" not in company.near.told("/internal/replicas/0/state")[1]["gpu_adapters"], 15, ""
+    )
+
+
+def test_a_call_that_does_not_wait_says_what_for(company: Company) -> None:
+    for version in (1, 2):
+        company.made(f"acme/later@{version}", 90 + version)
+    company.alias("acme/later:prod", "acme/later@1")
+    path = "/internal/aliases/acme%2Flater%3Aprod"
+    status, told = company.near.told(f"{path}?wait=0", OPERATOR, "PUT", {"adapter_id": "acme/later@2"})
+    assert (status, told["adapter_id"], told["pending_adapter_id"]) == (202, "acme/later@1", "acme/later@2")
+    assert told["waits_for"] == "replicas [0] to load acme/later@2"
+    wait_until(lambda: company.far.told(path)[1]["adapter_id"] == "acme/later@2", 15, "it moves by itself")
+    for bad in ("-1", "61", "1.5", "x", ""):
+        assert company.near.told(f"{path}?wait={bad}", OPERATOR, "PUT", {"adapter_id": "acme/later@2"})[0] == 400
+
+
 async def test_a_rollback_leads_back_once(company: Company) -> None:
     for version in (1, 2):
         company.made(f"acme/back@{version}", 14 + version)
@@ -154,11 +180,13 @@ def test_history_says_who_what_and_why(company: Company) -> None:
     _, told = company.far.told("/internal/aliases/acme%2Fstory%3Aprod/history", PIPELINE)
     assert [(event["command"], event["adapter_id"], event["by"].split()[1]) for event in told["events"]] == [
         ("alias", "acme/story@1", "operator"),
-        ("alias", "acme/story@2", "operator"),
-        ("rollback", "acme/story@1", "pipeline"),
+        *[("alias", "acme/story@2", "operator")] * 2,
+        *[("rollback", "acme/story@1", "pipeline")] * 2,
     ]
     _, told = company.far.told("/internal/adapters/acme%2Fstory%402/history")
-    assert [event["kind"] for event in told["events"]] == ["registered", "moved", "moved", "retired"]
+    assert [event["kind"] for event in told["events"]] == [
+        "registered", "warming", "moved", "warming", "moved", "retired",
+    ]  # fmt: skip
 
 
 def test_refusals(company: Company) -> None:

@@ -88,7 +88,7 @@ def test_an_adapters_life_by_hand(desk: Desk) -> None:
     assert [row["adapter_id"] for row in desk.told("aliases", "list")] == [ONE]
     told = desk.told("aliases", "history", PROD)
     assert [(event["kind"], event["adapter_id"]) for event in told] == [
-        ("moved", ONE), ("moved", TWO), ("moved", ONE), ("refused", ""),
+        ("moved", ONE), ("warming", TWO), ("moved", TWO), ("warming", ONE), ("moved", ONE), ("refused", ""),
     ]  # fmt: skip
     history = desk.types("adapters", "history", TWO).output
     assert "ops operator lf-operat" in history

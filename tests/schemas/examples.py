@@ -15,6 +15,8 @@ from schemas.adapters import (
     AdapterRecord,
     AliasRecord,
     CommandResult,
+    ConcludeFlip,
+    PendingFlip,
     Refusal,
     RegisterAdapter,
     RetireAdapter,
@@ -36,6 +38,8 @@ GOLDEN = Path(__file__).parent / "golden"
 SHA, OTHER_SHA = "3b" * 32, "c0" * 32
 AT = 1_790_000_000_123
 LOAD = LoadReport(read_offset=901, running=3, waiting=2, tokens_in_flight=4096)
+
+FLIP = PendingFlip("acme/support@8", "alias", "cmd-8", "acme pipeline lf-3b1", AT, 6, 43)
 
 EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     (
@@ -121,6 +125,7 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     ),
     (topics.ADAPTER_COMMANDS, RetireAdapter("cmd-2", "acme/support@6", "acme pipeline lf-3b1")),
     (topics.ADAPTER_COMMANDS, SetAlias("cmd-3", "acme/support:prod", "acme/support@7", "acme pipeline lf-3b1")),
+    (topics.ADAPTER_COMMANDS, ConcludeFlip("cmd-9", "acme/support:prod", FLIP, True, "none lives", "registry")),
     (
         topics.ADAPTER_EVENTS,
         AdapterEvent(
@@ -156,6 +161,22 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
         ),
     ),
     (
+        topics.ADAPTER_RESULTS,
+        CommandResult(
+            command_id="cmd-8",
+            status=202,
+            adapter_id="acme/support@7",
+            content_id=SHA,
+            alias="acme/support:prod",
+            previous_adapter_id="acme/support@6",
+            refusals=[Refusal("alias", "none")],
+            table="aliases",
+            partition=3,
+            offset=12,
+            pending_adapter_id="acme/support@8",
+        ),
+    ),
+    (
         topics.ADAPTERS,
         AdapterRecord(
             adapter_id="acme/support@7",
@@ -181,6 +202,10 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     (
         topics.ALIASES,
         AliasRecord("acme/support:prod", "acme", "acme/support@7", "acme/support@6", 6, 42, AT, ["cmd-3"]),
+    ),
+    (
+        topics.ALIASES,
+        AliasRecord("acme/support:prod", "acme", "acme/support@7", "acme/support@6", 6, 43, AT, ["cmd-8"], FLIP),
     ),
     (topics.REPLICAS, ReplicaClaim(5, "a8f0", 900, OTHER_SHA, "fp32/avx2/torch 2.15", AT)),
     (

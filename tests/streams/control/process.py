@@ -20,11 +20,10 @@ from schemas.adapters import (
     AdapterCommand,
     AdapterEvent,
     AdapterRecord,
+    AliasCommand,
     AliasRecord,
     CommandResult,
     RegisterAdapter,
-    RollbackAlias,
-    SetAlias,
 )
 from schemas.topics import ADAPTER_COMMANDS, ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES
 from streams.adapters.base_model import base_hash
@@ -132,12 +131,12 @@ class Fleet:
     # Its words.
 
     async def send(self, command: AdapterCommand, key: str | None = None) -> Written:
-        about = command.alias if isinstance(command, SetAlias | RollbackAlias) else command.adapter_id
+        about = command.alias if isinstance(command, AliasCommand) else command.adapter_id
         customer = about.partition("/")[0]
         return await self.writer.send(ADAPTER_COMMANDS, command, key=key or customer)
 
     async def result(self, command_id: str, count: int = 1) -> CommandResult:
-        """The newest of `count` results of this command."""
+        """The newest of at least `count` results of this command."""
         async with asyncio.timeout(45):
             while len(self.results.get(command_id, [])) < count:
                 self._arrived.clear()
@@ -145,8 +144,13 @@ class Fleet:
         return self.results[command_id][-1]
 
     async def ask(self, command: AdapterCommand, key: str | None = None) -> CommandResult:
+        """Its last result: not that a flip will come."""
         await self.send(command, key)
-        return await self.result(command.command_id)
+        result, count = await self.result(command.command_id), 1
+        while result.status == 202:
+            count += 1
+            result = await self.result(command.command_id, count)
+        return result
 
     async def history(self, count: int) -> list[AdapterEvent]:
         """The events so far, at least `count` of them, without doubles."""

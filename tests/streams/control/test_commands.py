@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.adapters import RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import ConcludeFlip, PendingFlip, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
 from schemas.codec import encode
 from schemas.topics import ADAPTER_COMMANDS
 from streams.control.commands import BadCommand, read_command
@@ -18,6 +18,9 @@ COMMANDS = [
     RetireAdapter("c2", "acme/support@7"),
     SetAlias("c3", "acme/support:prod", "acme/support@7"),
     RollbackAlias("c4", "acme/support:prod"),
+    ConcludeFlip(
+        "c5", "acme/support:prod", PendingFlip("acme/support@7", "alias", "c3", "topic", 1, 2, 3), True, "", "registry"
+    ),
 ]
 
 

@@ -1,6 +1,6 @@
 """Which event each decided command is, and that a second delivery makes the same one."""
 
-from schemas.adapters import AdapterCommand, AdapterEvent, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import AdapterCommand, AdapterEvent, ConcludeFlip, RetireAdapter, RollbackAlias, SetAlias
 from streams.control.events import event_of
 from streams.control.registry import Origin
 from tests.streams.control.test_registry import ONE, PROD, TWO, Log, register
@@ -22,6 +22,11 @@ class Story(Log):
         self.apply(decision)
         return event
 
+    def conclude(self, warm: bool = True, why: str = "") -> AdapterEvent | None:
+        flip = self.aliases[PROD].pending
+        assert flip is not None
+        return self.tell(ConcludeFlip("f", PROD, flip, warm, why))
+
 
 def kinds(story: Story, *commands: AdapterCommand) -> list[str | None]:
     return [event.kind if event is not None else None for event in map(story.tell, commands)]
@@ -37,37 +42,50 @@ def test_changes_and_refusals_are_told_and_nothing_else() -> None:
         SetAlias("c1", PROD, ONE),
         SetAlias("c2", PROD, ONE),
         RetireAdapter("c3", ONE),
-        SetAlias("c4", PROD, TWO),
         RollbackAlias("c5", PROD),
         RetireAdapter("c6", TWO),
         RetireAdapter("c7", TWO),
         SetAlias("c8", PROD, TWO),
-    ) == [
-        "registered", None, "refused", "registered", "moved", None, "refused", "moved", "moved", "retired", None,
-        "refused",
-    ]  # fmt: skip
+    ) == ["registered", None, "refused", "registered", "moved", None, "refused", "refused", "retired", None, "refused"]
+
+
+def deployed() -> Story:
+    story = Story()
+    for command in (register(ONE), register(TWO, "c" * 64), SetAlias("c1", PROD, ONE)):
+        story.tell(command)
+    return story
 
 
 def test_who_when_and_where_from() -> None:
-    story = Story()
-    story.tell(register(ONE))
-    story.tell(register(TWO, "c" * 64))
-    story.tell(SetAlias("c1", PROD, ONE))
-    event = story.tell(SetAlias("c2", PROD, TWO, "acme pipeline lf-3b1"))
-    assert event is not None
-    assert (event.by, event.command, event.command_id, event.at_unix_ms) == (
-        "acme pipeline lf-3b1",
-        "alias",
-        "c2",
-        1_003,
-    )
-    assert (event.alias, event.previous_adapter_id, event.adapter_id) == (PROD, ONE, TWO)
-    back = story.tell(RollbackAlias("c3", PROD))
+    story = deployed()
+    warming = story.tell(SetAlias("c2", PROD, TWO, "acme pipeline lf-3b1"))
+    moved = story.conclude()
+    for event, kind, at in ((warming, "warming", 1_003), (moved, "moved", 1_004)):
+        assert event is not None
+        assert (event.kind, event.by, event.command, event.command_id, event.at_unix_ms) == (
+            kind, "acme pipeline lf-3b1", "alias", "c2", at,
+        )  # fmt: skip
+        assert (event.alias, event.previous_adapter_id, event.adapter_id) == (PROD, ONE, TWO)
+    story.tell(RollbackAlias("c3", PROD))
+    back = story.conclude()
     assert back is not None
     assert (back.by, back.command, back.adapter_id, back.previous_adapter_id) == ("topic", "rollback", ONE, TWO)
     refused = story.tell(RetireAdapter("c4", ONE))
     assert refused is not None
     assert PROD in refused.reasons[0].message
+
+
+def test_an_alias_that_stays_says_why() -> None:
+    story = deployed()
+    story.tell(SetAlias("c2", PROD, TWO))
+    kept = story.conclude(False, "too slow")
+    assert kept is not None
+    assert (kept.kind, kept.adapter_id, kept.command_id) == ("kept", ONE, "c2")
+    assert "too slow" in kept.reasons[0].message
+    story.tell(SetAlias("c3", PROD, TWO))
+    off = story.tell(RollbackAlias("c4", PROD))
+    assert off is not None
+    assert (off.kind, off.adapter_id, off.command) == ("kept", ONE, "rollback")
 
 
 def test_delivered_again_it_is_the_same_event() -> None:
@@ -77,10 +95,20 @@ def test_delivered_again_it_is_the_same_event() -> None:
         first = story.tell(command)
         assert first is not None
         assert story.tell(command, story.offset) == first
+    story.tell(register("acme/support@3", "e" * 64))
+    for warm in (False, True):
+        story.tell(SetAlias(f"move-{warm}", PROD, "acme/support@3"))
+        flip = story.aliases[PROD].pending
+        assert flip is not None
+        conclusion = ConcludeFlip("f", PROD, flip, warm, "")
+        told = story.tell(conclusion)
+        assert told is not None
+        assert story.tell(conclusion, story.offset) == told
 
 
 def test_what_was_overtaken_is_not_told_as_a_refusal() -> None:
     story = Story()
     for command in (register(ONE), register(TWO, "c" * 64), SetAlias("c1", PROD, ONE), SetAlias("c2", PROD, TWO)):
         story.tell(command)
+    story.conclude()
     assert story.tell(SetAlias("c1", PROD, ONE), 2) is None

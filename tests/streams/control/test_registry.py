@@ -10,6 +10,7 @@ from schemas.adapters import (
     AdapterCommand,
     AdapterRecord,
     AliasRecord,
+    ConcludeFlip,
     RegisterAdapter,
     RetireAdapter,
     RollbackAlias,
@@ -27,13 +28,21 @@ class Log:
         self.adapters: dict[str, AdapterRecord] = {}
         self.aliases: dict[str, AliasRecord] = {}
         self.decided: dict[int, int] = {}
-        self.state = State(self.adapters, self.aliases, self.decided)
+        self.state = State(self.adapters, self.aliases, self.decided, 30.0)
         self.records = 0
 
     def decide(self, command: AdapterCommand, offset: int) -> Decision:
-        """A command without an id of its own, "c", gets that of its offset."""
+        """A command without an id of its own, "c", gets that of its offset. A flip is concluded right behind it."""
         if command.command_id == "c":
             command = msgspec.structs.replace(command, command_id=f"c{offset}")
+        decision = self.deliver(command, 10 * offset)
+        row = decision.record
+        if isinstance(row, AliasRecord) and row.pending is not None:
+            decision = self.deliver(ConcludeFlip(f"f{offset}", row.alias, row.pending, True, ""), 10 * offset + 1)
+        return decision
+
+    def deliver(self, command: AdapterCommand, offset: int) -> Decision:
+        """As it stands in the log."""
         decision = self._decide(command, Origin(3, offset, 1_000 + offset))
         self.apply(decision)
         return decision
@@ -53,6 +62,8 @@ class Log:
             return again
         if isinstance(command, SetAlias):
             return registry.set_alias(self.state, command, origin)
+        if isinstance(command, ConcludeFlip):
+            return registry.conclude(self.state, command, origin)
         if isinstance(command, RollbackAlias):
             return registry.rollback(self.state, command, origin)
         if isinstance(command, RetireAdapter):

@@ -1,0 +1,156 @@
+"""Warms what aliases are about to point at, concludes their flips, and takes old versions out of their slots.
+
+Owns nothing that a crash could lose: what is pending stands in the alias rows, with its deadline, and who has what in
+its slots in the replicas' beats. Decides nothing either: that a flip is over is a command to the registry, in the log,
+and is decided there (registry.py). So every control process may run one of these: commands and conclusions that come
+twice do nothing. Ordering relied on: none.
+Replicas take a Load or an Unload as a wish and answer nothing; the next beat shows what is, and a wish that is not met
+is sent again. An old version, which leaves a slot only after its last request, is wished away until it is in none, for
+DRAIN_S at most; whoever asks for it by its id after that keeps it.
+Without Kafka nothing is heard, listening time stands still, and the deadline decides when it is back.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from typing import NoReturn
+
+from schemas.adapters import AliasRecord, ConcludeFlip, PendingFlip
+from schemas.placement import Load, OwnerPlan, Unload
+from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaState, ReplicaStatus
+from schemas.topics import ADAPTER_COMMANDS, OWNER_PLANS, REPLICA_COMMANDS, REPLICAS
+from streams.bus.errors import BusUnavailable
+from streams.bus.settings import KafkaSettings
+from streams.bus.table import Change, Table, TableReader
+from streams.bus.writer import Writer
+from streams.control import warmup
+from streams.control.registrar import Registrar
+from streams.control.registry import ends
+from streams.placement.warm import OWNERS
+from streams.presence.holders import Holders
+from streams.presence.listening import ListeningClock
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+AGAIN_S = 2.0
+DRAIN_S = 120.0
+REGISTRY = "registry"
+
+
+class Deployer:
+    """`reader` is started and stopped by whoever makes it; `registrar` is whose tables are read."""
+
+    def __init__(self, settings: KafkaSettings, writer: Writer, base_hash: str) -> None:
+        self._plans = Table[OwnerPlan](OWNER_PLANS)
+        replicas = Table[ReplicaState](REPLICAS, self._heard)
+        self.reader = TableReader(settings, [self._plans, replicas], "deployer tables")
+        self._writer, self._base_hash = writer, base_hash
+        self._holders: Holders[ReplicaBeat] = Holders()
+        self._places: set[int] = set()
+        self._clock = ListeningClock()
+        self._flips: dict[str, AliasRecord] = {}  # rows with a pending flip, by alias
+        self._left: dict[str, AliasRecord] = {}  # rows that have left an adapter not long ago, by alias
+        self._asked: dict[tuple[str, ...], float] = {}  # when each wish was last sent, monotonic
+
+    def note(self, change: Change[AliasRecord]) -> None:
+        """A record of `aliases`."""
+        self._flips.pop(change.key, None)
+        self._left.pop(change.key, None)
+        if (row := change.value) is None:
+            return
+        if row.pending is not None:
+            self._flips[row.alias] = row
+        elif row.previous_adapter_id:
+            self._left[row.alias] = row
+
+    async def run(self, registrar: Registrar) -> NoReturn:
+        """For ever."""
+        await self.reader.caught_up()
+        while True:
+            now = time.monotonic()
+            heard = self._clock.tick(now, self.reader.age(now))
+            self._holders.tick(heard)
+            try:
+                slots = self._slots(heard)
+                for row in list(self._flips.values()):
+                    await self._advance(registrar, row, slots)
+                if slots is not None:
+                    for row in list(self._left.values()):
+                        await self._drain(registrar, row, slots)
+            except BusUnavailable as error:
+                log.warning("tried again: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _advance(self, registrar: Registrar, row: AliasRecord, slots: dict[int, list[str]] | None) -> None:
+        flip = row.pending
+        assert flip is not None
+        plan = self._plans.get(flip.adapter_id)
+        owners = plan.owners if plan is not None else OWNERS
+        now_unix_ms = time.time_ns() // 1_000_000
+        match warmup.step(flip, registrar.adapters.get(flip.adapter_id), slots, now_unix_ms, owners):
+            case warmup.Load(places):
+                for place in places:
+                    if self._due("load", flip.adapter_id, str(place)):
+                        command = Load(uuid.uuid4().hex, flip.adapter_id)
+                        await self._writer.send(REPLICA_COMMANDS, command, key=command.command_id, partition=place)
+            case warmup.Conclude(warm, why):
+                await self._conclude(row, flip, warm, why)
+
+    async def _conclude(self, row: AliasRecord, flip: PendingFlip, warm: bool, why: str) -> None:
+        if self._due("conclude", row.alias, flip.command_id):
+            log.info("%s to %s: %s %s", row.alias, flip.adapter_id, "warm" if warm else "not warm", why)
+            command = ConcludeFlip(uuid.uuid4().hex, row.alias, flip, warm, why, REGISTRY)
+            await self._writer.send(ADAPTER_COMMANDS, command, key=row.customer)
+
+    async def _drain(self, registrar: Registrar, row: AliasRecord, slots: dict[int, list[str]]) -> None:
+        old = row.previous_adapter_id
+        too_late = time.time() - row.updated_unix_ms / 1000 > DRAIN_S
+        if too_late or not any(old in held for held in slots.values()):
+            del self._left[row.alias]
+            return
+        if not self._due("unload", old):
+            return
+        in_use = {adapter for _, other in registrar.aliases.items() for adapter in ends(other)}
+        content = {
+            adapter: found.content_id
+            for adapter in in_use | {old}
+            if (found := registrar.adapters.get(adapter)) is not None
+        }
+        for place in warmup.old_versions(old, slots, content, in_use):
+            command = Unload(uuid.uuid4().hex, old)
+            await self._writer.send(REPLICA_COMMANDS, command, key=command.command_id, partition=place)
+
+    def _slots(self, now: float) -> dict[int, list[str]] | None:
+        """What is in the slots of each replica that takes work. None until each one's fate is known."""
+        for place in self._places:
+            holder = self._holders.get(place)
+            if holder is not None and not (holder.live or holder.lost or holder.gone):
+                return None
+        return {
+            holder.place: holder.beat.residency.gpu_adapters
+            for holder in self._holders.alive(now)
+            if holder.beat is not None
+            and holder.beat.status is ReplicaStatus.READY
+            and holder.beat.base_hash == self._base_hash
+        }
+
+    def _heard(self, change: Change[ReplicaState]) -> None:
+        state, now = change.value, self._clock.now
+        match state:
+            case ReplicaClaim():
+                self._places.add(state.replica)
+                self._holders.claimed(state.replica, change.offset, state.start_offset, change.live, now)
+            case ReplicaBeat():
+                self._places.add(state.replica)
+                gone = state.reason if state.status is ReplicaStatus.GONE else None
+                self._holders.beaten(
+                    state.replica, state.incarnation, state.start_offset, state, change.live, now, gone
+                )
+
+    def _due(self, *wish: str) -> bool:
+        """Whether the wish was not sent within the last AGAIN_S; notes that it is now."""
+        now = time.monotonic()
+        self._asked = {asked: at for asked, at in self._asked.items() if now - at < AGAIN_S}
+        return self._asked.setdefault(wish, now) == now

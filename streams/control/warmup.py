@@ -1,0 +1,62 @@
+"""What a pending flip needs next: adapters loaded, patience, or to be concluded. Pure.
+
+Warm means: in a slot of every owner, by rendezvous hash over the replicas that take work at this moment. So an owner
+that dies meanwhile is replaced by the next one, and one that joins is waited for.
+No replica takes work: the flip goes ahead. Nothing could be warmed, nobody is served by the old version either, and a
+deploy must not hang on a fleet that is scaled to nothing. But a registry that has just started does not know yet who
+lives: it waits until each replica of the table was heard, or was silent for long enough to be dead.
+"""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from schemas.adapters import AdapterRecord, PendingFlip
+from schemas.reasons import AdapterStatus
+from streams.placement.warm import OWNERS, cold_owners
+
+
+class Conclude(msgspec.Struct, frozen=True):
+    """`why` is empty for a flip to a warm adapter."""
+
+    warm: bool
+    why: str = ""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """These replicas must load the adapter."""
+
+    places: list[int]
+
+
+def step(
+    flip: PendingFlip,
+    adapter: AdapterRecord | None,
+    slots: Mapping[int, Collection[str]] | None,
+    now_unix_ms: int,
+    owners: int = OWNERS,
+) -> Conclude | Load:
+    """`slots`: the replicas that take work and what is in their slots; None while it is not known who lives."""
+    if adapter is None or adapter.status is not AdapterStatus.READY:
+        return Conclude(False, f"{flip.adapter_id} is {adapter.status if adapter is not None else 'not registered'}")
+    cold = cold_owners(flip.adapter_id, slots, owners) if slots is not None else []
+    if slots is not None and not cold:
+        return Conclude(True, "" if slots else "no replica takes work: there was nothing to warm")
+    if now_unix_ms < flip.deadline_unix_ms:
+        return Load(cold)
+    where = f"replicas {cold} have not loaded" if cold else "no replica was heard that could load"
+    why = f"{where} {flip.adapter_id} in time"
+    return Conclude(flip.command == "rollback", why)
+
+
+def old_versions(
+    previous: str, slots: Mapping[int, Collection[str]], content: Mapping[str, str], in_use: Collection[str]
+) -> list[int]:
+    """The replicas where the version that an alias has left can be taken out of its slot.
+
+    `content`: adapter -> content id; `in_use`: adapters that an alias points at, or will. Slots are by content: one
+    whose bytes another alias' adapter has, too, stays.
+    """
+    if content.get(previous) in {content.get(adapter) for adapter in in_use}:
+        return []
+    return [place for place, held in slots.items() if previous in held]

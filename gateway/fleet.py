@@ -11,7 +11,8 @@ from gateway.loadview import LoadView
 from gateway.router import Candidate, NoRoute, Route, route
 from schemas.placement import OwnerPlan
 from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaState, ReplicaStatus
-from streams.placement.warm import OWNERS, cold_owners
+from streams.placement.rendezvous import OWNERS
+from streams.placement.warm import cold_owners
 from streams.presence.holders import Holders, Lost
 
 
@@ -57,5 +58,5 @@ class Fleet:
     def choose(self, flight: Flight, now: float) -> Route | NoRoute:
         """The replica for the flight's next attempt."""
         plan = self._plans.get(flight.ask.adapter)
-        owners = plan.owners if plan is not None else 2
+        owners = plan.owners if plan is not None else OWNERS
         return route(flight.ask.adapter, self.candidates(now), flight.cost, owners, flight.avoid)

@@ -7,7 +7,7 @@ spills to the least loaded replica; when all are, it is refused.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from streams.placement.rendezvous import ranked
+from streams.placement.rendezvous import OWNERS, ranked
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NoRoute:
 
 
 def route(
-    adapter: str, candidates: Sequence[Candidate], cost: int, owners: int = 2, avoid: Collection[int] = ()
+    adapter: str, candidates: Sequence[Candidate], cost: int, owners: int = OWNERS, avoid: Collection[int] = ()
 ) -> Route | NoRoute:
     """Chooses for one request of `cost` tokens. `adapter` empty: the base model, which every replica owns.
 

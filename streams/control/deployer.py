@@ -27,7 +27,7 @@ from streams.bus.writer import Writer
 from streams.control import warmup
 from streams.control.registrar import Registrar
 from streams.control.registry import ends
-from streams.placement.warm import OWNERS
+from streams.placement.rendezvous import OWNERS
 from streams.presence.holders import Holders
 from streams.presence.listening import ListeningClock
 

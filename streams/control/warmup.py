@@ -13,7 +13,8 @@ import msgspec
 
 from schemas.adapters import AdapterRecord, PendingFlip
 from schemas.reasons import AdapterStatus
-from streams.placement.warm import OWNERS, cold_owners
+from streams.placement.rendezvous import OWNERS
+from streams.placement.warm import cold_owners
 
 
 class Conclude(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 
+OWNERS = 2  # of an adapter that no plan says otherwise of
+
 
 @lru_cache(1 << 16)
 def score(adapter: str, replica: int, weight: float = 1.0) -> float:

@@ -2,9 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from streams.placement.rendezvous import ranked
-
-OWNERS = 2
+from streams.placement.rendezvous import OWNERS, ranked
 
 
 def cold_owners(adapter_id: str, slots: Mapping[int, Collection[str]], owners: int = OWNERS) -> list[int]:

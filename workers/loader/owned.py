@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.adapters import AdapterRecord
 from schemas.placement import OwnerPlan
-from streams.placement.rendezvous import ranked
+from streams.placement.rendezvous import OWNERS, ranked
 
 SETTLED_S = 5.0
-OWNERS = 2
 HALF_LIFE_S = 600.0
 
 

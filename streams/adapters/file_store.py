@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streams.adapters.locations import Location
-from streams.adapters.store import CHUNK_BYTES, Denied, Fetched, NotFound, Stream, TooLarge, Unavailable, receive
+from streams.adapters.store import (
+    CHUNK_BYTES,
+    Denied,
+    Fetched,
+    NoFolder,
+    NotFound,
+    Stream,
+    TooLarge,
+    Unavailable,
+    receive,
+)
 
 
 class FileStore:
@@ -91,7 +101,9 @@ class FileStore:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.ENXIO):
                 raise Denied(f"{location}: {name} is a link, or not ours to read ({error.strerror})") from error
-            if error.errno == errno.ENOENT and folder is not None:
+            if error.errno == errno.ENOENT:
+                if folder is None:
+                    raise NoFolder(f"{location}: there is no folder {name}") from error
                 raise NotFound(f"{location}: there is no such file") from error
             raise Unavailable(f"{location}: {error.strerror}") from error
 

@@ -48,6 +48,10 @@ class Unavailable(StoreError):
     pass
 
 
+class NoFolder(Unavailable):
+    """The folder that the store is, is not there: never made, misspelt, or unmounted for now."""
+
+
 class S3Settings(msgspec.Struct, frozen=True):
     """One S3 endpoint for every s3:// location."""
 

@@ -19,7 +19,7 @@ from streams.adapters.names import InvalidName, parse_adapter
 from streams.adapters.refusals import Refusals
 from streams.adapters.shape import ModelShape
 from streams.adapters.sources import Sources
-from streams.adapters.store import Denied, NotFound, Store, TooLarge
+from streams.adapters.store import Denied, NoFolder, NotFound, Store, TooLarge
 from streams.adapters.tensors import HEADER_BYTES_LIMIT, load_delta
 from streams.control.registry import Compiled
 
@@ -158,9 +158,13 @@ def canonical(folder: Path) -> Path:
 
 
 def _get(source: Store, location: Location, path: Path, limit_bytes: int, field: str, refusals: Refusals) -> str | None:
-    """The copy's sha256; None when the file cannot be had, for a reason that trying again does not help."""
+    """The copy's sha256; None when the file cannot be had, for a reason that trying again does not help.
+
+    A source's folder that is not there is such a reason, too: it is rather misspelt, or not made yet, than unmounted,
+    and whoever named it should not wait for that word.
+    """
     try:
         return source.get(location, path, limit_bytes).sha256
-    except (NotFound, Denied, TooLarge) as error:
+    except (NotFound, NoFolder, Denied, TooLarge) as error:
         refusals.add(field, str(error))
         return None

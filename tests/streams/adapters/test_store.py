@@ -10,7 +10,7 @@ import pytest
 
 from infra.local.store import Store as EmbeddedStore
 from streams.adapters.locations import Location, parse_location
-from streams.adapters.store import Denied, NotFound, S3Settings, Store, TooLarge, Unavailable, open_store
+from streams.adapters.store import Denied, NoFolder, NotFound, S3Settings, Store, TooLarge, Unavailable, open_store
 
 DATA = os.urandom(3 << 20)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -204,8 +204,9 @@ def test_only_regular_files(folder: tuple[Store, Path, Path], tmp_path: Path) ->
 def test_a_folder_that_is_gone_may_come_back(folder: tuple[Store, Path, Path], tmp_path: Path) -> None:
     opened, root, _ = folder
     root.rename(tmp_path / "away")
-    with pytest.raises(Unavailable):
+    with pytest.raises(NoFolder, match="there is no folder"):
         opened.get(opened.root.under("in", "a"), tmp_path / "got", 100)
+    assert issubclass(NoFolder, Unavailable)
 
 
 def test_the_local_disk_is_not_the_stores_fault(opened: Store, file: Path, tmp_path: Path) -> None:

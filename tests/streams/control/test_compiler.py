@@ -1,7 +1,9 @@
 """Every reason against a registration, each named after its field, and all of them at once."""
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +243,20 @@ def test_missing_weights_do_not_hide_a_bad_config(place: Place) -> None:
     assert set(place.refused(place.command(weights_uri=f"file://{path}"))) == {"weights_uri", "adapter_config.bias"}
 
 
-def test_a_store_that_is_away_is_no_refusal(place: Place, tmp_path: Path) -> None:
-    place.inbox.rename(tmp_path / "unmounted")
+def test_a_store_that_is_away_is_no_refusal(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(*_: object, **__: object) -> int:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("streams.adapters.file_store.os.open", stale)
     with pytest.raises(Unavailable):
         place.compiler.compile(place.command(), place.scratch)
+
+
+def test_a_source_folder_that_is_not_there_is_named(place: Place, tmp_path: Path) -> None:
+    place.inbox.rename(tmp_path / "elsewhere")
+    told = place.refused(place.command())
+    assert set(told) == {"weights_uri", "adapter_config"}
+    assert f"file://{place.path}: there is no folder {place.inbox}" in told["weights_uri"]
 
 
 def test_messages_stay_short_and_printable(place: Place) -> None:

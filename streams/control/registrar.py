@@ -8,6 +8,7 @@ While Kafka is away it waits. While the store is away a registration is tried fo
 """
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 import time
@@ -30,7 +31,8 @@ from schemas.adapters import (
     RollbackAlias,
     SetAlias,
 )
-from schemas.topics import ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES, Topic
+from schemas.customers import Customer
+from schemas.topics import ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES, CUSTOMERS, Topic
 from streams.adapters.names import InvalidName, parse_adapter, parse_alias
 from streams.adapters.refusals import Refusals
 from streams.adapters.store import StoreError
@@ -67,7 +69,10 @@ class Registrar:
         self._on_alias = on_alias
         self.adapters = Table[AdapterRecord](ADAPTERS, self._note)
         self.aliases = Table[AliasRecord](ALIASES, self._note_alias)
-        self.reader = TableReader(settings, [self.adapters, self.aliases], "registry tables", fetch_wait_ms=50)
+        self._customers = Table[Customer](CUSTOMERS)
+        self.reader = TableReader(
+            settings, [self.adapters, self.aliases, self._customers], "registry tables", fetch_wait_ms=50
+        )
         self._state = State(self.adapters, self.aliases, self._decided, flip_limit_s)
         self._writer = writer
         self._compiler = compiler
@@ -134,7 +139,16 @@ class Registrar:
         settled = settled or registry.register_retired(self._state, command)
         if settled is not None:
             return settled
+        self._check_customer(command, refusals)
         return await self._register(command, refusals, origin)
+
+    def _check_customer(self, command: RegisterAdapter, refusals: Refusals) -> None:
+        """That there is one: the adapter of a customer that was never made could be asked for by nobody."""
+        with contextlib.suppress(InvalidName):  # which is told already
+            customer = parse_adapter(command.adapter_id).customer
+            if self._customers.get(customer) is None:
+                fix = f"PUT /internal/customers/{customer} makes it"
+                refusals.add("adapter_id", f"{command.adapter_id}: there is no customer {customer}; {fix}")
 
     async def _register(self, command: RegisterAdapter, refusals: Refusals, origin: Origin) -> Decision:
         with tempfile.TemporaryDirectory(dir=self._scratch) as name:

@@ -25,7 +25,8 @@ from schemas.adapters import (
     CommandResult,
     RegisterAdapter,
 )
-from schemas.topics import ADAPTER_COMMANDS, ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES
+from schemas.customers import Customer
+from schemas.topics import ADAPTER_COMMANDS, ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES, CUSTOMERS
 from streams.adapters.base_model import base_hash
 from streams.bus.admin import ensure_topics
 from streams.bus.reader import Reader
@@ -56,7 +57,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 class Fleet:
-    """What a test needs of one: `send` a command, wait for its `result`, look at the tables."""
+    """What a test needs of one: `send` a command, wait for its `result`, look at the tables. Its customer is acme."""
 
     def __init__(self, kafka: str, namespace: str, folder: Path) -> None:
         self.settings = KafkaSettings(kafka, namespace=namespace)
@@ -130,6 +131,10 @@ class Fleet:
 
     # Its words.
 
+    async def make(self, customer: str) -> None:
+        """One without keys."""
+        await self.writer.send(CUSTOMERS, Customer(customer, []), key=customer)
+
     async def send(self, command: AdapterCommand, key: str | None = None) -> Written:
         about = command.alias if isinstance(command, AliasCommand) else command.adapter_id
         customer = about.partition("/")[0]
@@ -180,6 +185,7 @@ class Fleet:
         await ensure_topics(self.settings)
         async with AsyncExitStack() as stack:
             self.writer = await stack.enter_async_context(Writer(self.settings, "test"))
+            await self.make("acme")
             self.tables = await stack.enter_async_context(
                 TableReader(self.settings, [self.adapters, self.aliases], "test")
             )

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,8 @@ async def test_records_that_are_no_commands(fleet: Fleet) -> None:
 async def test_many_customers_at_once(fleet: Fleet) -> None:
     fleet.start()
     await fleet.ready()
+    for n in range(12):
+        await fleet.make(f"customer-{n}")
     commands = [
         fleet.upload(f"c{n}v{version}", seed=100 * n + version, adapter_id=f"customer-{n}/support@{version}")
         for n in range(12)
@@ -201,18 +204,38 @@ async def test_a_command_written_while_nobody_runs_is_not_lost(fleet: Fleet) -> 
     assert (await fleet.result("early")).status == 201
 
 
-async def test_a_source_that_is_away_is_503_and_then_works(fleet: Fleet) -> None:
-    fleet.start()
+async def test_a_source_that_is_away_is_503(fleet: Fleet) -> None:
+    fleet.start(LORAFLEET_SOURCES="s3://uploads", S3_ENDPOINT_URL="http://127.0.0.1:9")
     await fleet.ready()
-    command = fleet.upload("early")
-    away = fleet.folder / "unmounted"
-    fleet.inbox.rename(away)
-    result = await fleet.ask(command)
+    result = await fleet.ask(fleet.upload("early", weights_uri="s3://uploads/acme/a.safetensors"))
     assert (result.status, [reason.field for reason in result.refusals]) == (503, ["weights_uri"])
     await fleet.tables.barrier()
     assert not len(fleet.adapters)
-    away.rename(fleet.inbox)
+
+
+async def test_a_source_folder_that_is_not_there_is_422_at_once(fleet: Fleet) -> None:
+    fleet.start()
+    await fleet.ready()
+    command = fleet.upload("early")
+    fleet.inbox.rename(fleet.folder / "elsewhere")
+    began = time.monotonic()
+    result = await fleet.ask(command)
+    assert time.monotonic() - began < 5
+    assert (result.status, {reason.field for reason in result.refusals}) == (422, {"weights_uri", "adapter_config"})
+    assert all(command.weights_uri.rpartition("/")[0] in reason.message for reason in result.refusals)
+    (fleet.folder / "elsewhere").rename(fleet.inbox)
     assert (await fleet.ask(fleet.upload("later"))).status == 201
+
+
+async def test_an_adapter_of_a_customer_that_was_never_made_is_422(fleet: Fleet) -> None:
+    fleet.start()
+    await fleet.ready()
+    result = await fleet.ask(fleet.upload("early", adapter_id="umbrella/support@1"))
+    assert (result.status, [reason.field for reason in result.refusals]) == (422, ["adapter_id"])
+    assert "no customer umbrella; PUT /internal/customers/umbrella makes it" in result.refusals[0].message
+    assert not list(fleet.store.iterdir())
+    await fleet.make("umbrella")
+    assert (await fleet.ask(fleet.upload("later", adapter_id="umbrella/support@1"))).status == 201
 
 
 async def test_a_store_that_comes_back_in_time_is_not_noticed(fleet: Fleet) -> None:
@@ -269,6 +292,8 @@ async def test_a_second_instance_takes_over(fleet: Fleet) -> None:
         await fleet.ready()
         first.kill()
         first.wait(10)
+        for n in range(6):
+            await fleet.make(f"customer-{n}")
         results = [await fleet.ask(fleet.upload(f"n{n}", seed=n, adapter_id=f"customer-{n}/x@1")) for n in range(6)]
         assert {result.status for result in results} == {201}
         assert (await fleet.ask(fleet.upload("again"))).status == 200

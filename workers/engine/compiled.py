@@ -1,17 +1,22 @@
 """kernels.cpp as a shared library: compiled once per source, flags and compiler, then found in the user's cache.
 
-Two processes may compile at once; each renames its own finished file into place. No torch here.
+Two processes may compile at once; each renames its own finished file into place. A file ends with the digest of all
+before it: one that a crash, a full disk or anything else left in pieces would end every engine that loads it, or
+compute something else, and is built again. Where the cache takes no file, a process builds for itself. No torch here.
 """
 
 import ctypes
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from streams.adapters.user_cache import cache_folder
 
+_LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # No contraction: which multiply and add become one is then written in the source, not chosen by the compiler.
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-w")
@@ -29,6 +34,7 @@ _ISA_NEEDS = {
     "portable": set[str](),
 }
 COMPILE_TIMEOUT_S = 120
+_DIGEST_BYTES = 32
 
 
 class NoCompiler(Exception):
@@ -59,14 +65,36 @@ def library(isa: str) -> ctypes.CDLL:
         version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_TIMEOUT_S, check=True)
         key = hashlib.sha256(repr((SOURCE.read_text(), flags, version.stdout)).encode()).hexdigest()[:24]
         target = cache_folder() / f"kernels-{isa}-{key}.so"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
-            command = [compiler, *flags, str(SOURCE), "-o", str(temporary)]
-            subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=True)
-            temporary.replace(target)
-        return ctypes.CDLL(str(target))
+        return ctypes.CDLL(str(target)) if _whole(target) else _built([compiler, *flags], target)
     except subprocess.CalledProcessError as error:
         raise NoCompiler(f"{compiler}: {error.stderr.decode(errors='replace').strip()[:2000]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(f"{compiler}: {error}") from error
+
+
+def _built(command: list[str], target: Path) -> ctypes.CDLL:
+    """Compiles, and leaves the file at `target` for others if that can be written."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / target.name
+        subprocess.run(
+            [*command, str(SOURCE), "-o", str(built)], capture_output=True, timeout=COMPILE_TIMEOUT_S, check=True
+        )
+        temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = built.read_bytes()
+            temporary.write_bytes(content + hashlib.sha256(content).digest())
+            temporary.replace(target)
+        except OSError as error:
+            _LOG.warning("the kernels are not kept, each start compiles them: %s", error)
+            return ctypes.CDLL(str(built))
+    return ctypes.CDLL(str(target))
+
+
+def _whole(target: Path) -> bool:
+    """Whether this is a library as `_built` left it."""
+    try:
+        content = target.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]

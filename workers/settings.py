@@ -9,6 +9,7 @@ import msgspec
 from streams.adapters.locations import InvalidLocation, parse_location
 from streams.adapters.store import S3Settings
 from streams.bus.settings import KafkaSettings
+from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.slot_image import slot_pools
 
 ENGINES = ("torch", "simulated")
@@ -70,13 +71,13 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             parse_location(store)
         except InvalidLocation as error:
             raise SettingsError(f"LORAFLEET_STORE={store}: {error}; name where adapters are kept") from None
-        kv_tokens = _whole(env, "WORKER_KV_TOKENS", 16_384, 16)
+        kv_tokens = _whole(env, "WORKER_KV_TOKENS", 16_384, 2 * BLOCK_TOKENS)  # its self-check takes two
         slots, max_rank = _whole(env, "WORKER_SLOTS", 8, 1), _whole(env, "LORAFLEET_MAX_RANK", 16, 1)
         pools = env.get("WORKER_SLOT_POOLS", "")
         try:
             slot_pools(slots, max_rank, pools)
         except ValueError as error:
-            raise SettingsError(f"WORKER_SLOT_POOLS={pools}: {error}") from None
+            raise SettingsError(f"WORKER_SLOT_POOLS={pools}, LORAFLEET_MAX_RANK={max_rank}: {error}") from None
         replica = _whole(env, "WORKER_REPLICA", None, 0)
         if replica >= kafka.replica_places:
             raise SettingsError(

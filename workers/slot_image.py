@@ -33,6 +33,7 @@ _HEADER = struct.Struct("<8sII32sQ")  # magic, version, slot rank, content id, p
 _MAGIC, _VERSION = b"LORASLOT", 3
 _FLOAT_BYTES = 4
 _ALIGN_FLOATS = 16
+MAX_RANK = 512  # of a slot: the kernels keep a row's low-rank values on the stack, kernels.cpp has the same number
 
 
 class Precision(IntEnum):
@@ -94,6 +95,8 @@ def slot_pools(slots: int, max_rank: int, pools: str) -> dict[int, int]:
 
     Raises ValueError, which says what is wrong: the largest pool must hold the largest rank that is served.
     """
+    if max_rank > MAX_RANK:
+        raise ValueError(f"the largest rank that is served is {max_rank}, slots have at most {MAX_RANK}")
     if not pools:
         return {max_rank: slots}
     found: dict[int, int] = {}

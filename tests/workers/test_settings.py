@@ -36,6 +36,8 @@ def test_settings_are_read_and_print_no_secret(env: dict[str, str]) -> None:
         ("WORKER_ENGINE", "vllm"),
         ("WORKER_SLOTS", "0"),
         ("WORKER_MEMORY_BYTES", "28.4e9"),
+        ("WORKER_KV_TOKENS", "31"),
+        ("LORAFLEET_MAX_RANK", "513"),
         ("WORKER_TAKE_OVER", "yes"),
         ("WORKER_STEP_MS", "nan"),
         ("LORAFLEET_MODEL", "/nowhere"),

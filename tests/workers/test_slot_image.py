@@ -162,6 +162,8 @@ def test_pools_of_slots() -> None:
     for wrong in ("16", "16:0", "x:1", "16:4,16:2", "8:4", "32:4,16:1"):
         with pytest.raises(ValueError):
             slot_pools(8, 16, wrong)
+    with pytest.raises(ValueError, match="512"):
+        slot_pools(8, 513, "")  # beyond it the kernels write over their stack
     assert [slot_rank(rank, (8, 16)) for rank in (0, 1, 8, 9, 16)] == [8, 8, 8, 16, 16]
     with pytest.raises(ImageError, match="17"):
         slot_rank(17, (8, 16))

@@ -27,6 +27,16 @@ _APPLIED = {
     "attention_bias",
     "mlp_bias",
 }
+_REQUIRED = {
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+}
 # Fields that would change the result, and the values at which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "model_type": ("llama", "mistral", "qwen2"),
@@ -80,7 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def of(cls, folder: Path) -> "ModelConfig":
         """Reads `folder`/config.json. Raises UnsupportedModel with every reason at once."""
         fields: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        missing = {"model_type", "hidden_size", "rms_norm_eps", "vocab_size"} - fields.keys()
+        missing = _REQUIRED - fields.keys()
         reasons = [f"{name}: missing" for name in sorted(missing)] + _refusals(fields)
         rotation = read_rotation(fields, reasons)
         if reasons:
@@ -122,6 +132,8 @@ def _refusals(fields: Mapping[str, Any]) -> list[str]:
     idle = fields.get("model_type") == "qwen2" and fields.get("use_sliding_window") is False
     if fields.get("sliding_window") is not None and not idle:
         reasons.append(f"sliding_window: {fields['sliding_window']!r} is not supported, only None")
+    if fields.get("model_type") == "mistral" and "sliding_window" not in fields:
+        reasons.append("sliding_window: missing, which stands for 4096 in a mistral; null where there is none")
     if set(fields.get("layer_types") or ()) - {"full_attention"}:
         reasons.append(f"layer_types: {sorted(set(fields['layer_types']))} is not supported, only full_attention")
     biases = {name: fields.get(name) for name in ("attention_bias", "mlp_bias")}

@@ -74,9 +74,10 @@ Outcome = int | Scored | None | Failure  # the next token's id, nothing sampled,
 
 class Scheduler:
     def __init__(self, limits: Limits, slots: Slots) -> None:
-        self.limits = limits
         self._slots = slots
         self._blocks = KvBlocks(limits.kv_tokens // BLOCK_TOKENS)
+        # What is promised to others: the positions that whole blocks have.
+        self.limits = msgspec.structs.replace(limits, kv_tokens=self._blocks.total * BLOCK_TOKENS)
         self._fairness = Fairness()
         self._waiting = Waiting(slots)
         self._running: dict[int, Sequence] = {}  # in order of arrival
@@ -110,8 +111,7 @@ class Scheduler:
         self._started += 1
         merged = self._slots.merged.content_id
         sequence = Sequence(start, self._started, self.limits.context_length, bool(merged))
-        kv_tokens = self._blocks.total * BLOCK_TOKENS
-        if detail := fault(start, self.limits.vocab_size, kv_tokens, self.limits.context_length):
+        if detail := fault(start, self.limits.vocab_size, self.limits.kv_tokens, self.limits.context_length):
             return self._finished(sequence, FinishReason.ERROR, detail)
         if merged and start.content_id != merged:
             what = f"content_id: {start.content_id or 'the base'} cannot run here: {merged} is merged into the weights"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -115,6 +116,38 @@ def test_windows_are_refused(tmp_path: Path, name: str, change: dict[str, Any], 
     (tmp_path / "config.json").write_text(json.dumps(fields | change))
     with pytest.raises(UnsupportedModel, match=said):
         ModelConfig.of(tmp_path)
+
+
+def test_a_window_that_goes_without_saying_is_refused(tmp_path: Path) -> None:
+    """transformers takes a mistral without the field for one with a window of 4,096."""
+    saved(tmp_path, "mistral")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["sliding_window"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert MistralConfig.from_pretrained(tmp_path).sliding_window == 4096
+    with pytest.raises(UnsupportedModel, match="sliding_window: missing"):
+        ModelConfig.of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama-3", "mistral", "qwen2"])
+def test_a_field_left_out_is_refused_or_stands_for_what_transformers_takes(tmp_path: Path, name: str) -> None:
+    saved(tmp_path, name)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    for field in fields:
+        (tmp_path / "config.json").write_text(json.dumps({n: v for n, v in fields.items() if n != field}))
+        try:
+            ours = ModelConfig.of(tmp_path)
+        except UnsupportedModel:
+            continue
+        theirs = AutoConfig.from_pretrained(tmp_path)
+        assert getattr(theirs, "sliding_window", None) is None or getattr(theirs, "use_sliding_window", True) is False
+        # A wrong number of KV heads does not fit the checkpoint's matrices.
+        if field != "num_key_value_heads":
+            head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+            assert (ours.shape.kv_heads, ours.shape.head_dim) == (theirs.num_key_value_heads, head_dim)
+        assert (ours.tied, ours.rms_norm_eps) == (bool(theirs.tie_word_embeddings), theirs.rms_norm_eps)
+        rope = theirs.rope_parameters
+        assert (ours.rotation.kind, ours.rotation.theta) == (rope["rope_type"], rope["rope_theta"])
 
 
 def test_a_width_that_is_not_used_is_none(tmp_path: Path) -> None:

@@ -189,6 +189,17 @@ def test_a_merge_uses_no_block_that_holds_a_prefix(runner: Runner, shape: ModelS
     assert engine.finished(2).cached < 32  # of four blocks the merge took three, known ones too
 
 
+@pytest.mark.parametrize("kv_tokens", [32, 33, 40, 47])
+def test_a_cache_of_few_positions_is_counted_in_whole_blocks(
+    runner: Runner, shape: ModelShape, tmp_path: Path, kv_tokens: int
+) -> None:
+    """The probes take what there is, and nobody is promised positions that no block has."""
+    engine = InProcess(runner, 2, kv_tokens=kv_tokens)
+    assert engine.engine.ready(MAX_RANK).kv_tokens == 32
+    engine.say(merge(image(tmp_path, shape, "a", adapter(shape, 1))))
+    assert last(engine, Merged)
+
+
 def test_an_image_that_was_on_its_way_to_a_slot_is_there(runner: Runner, shape: ModelShape, tmp_path: Path) -> None:
     load = image(tmp_path, shape, "x", adapter(shape, 1, strength=0.2))
     engine = InProcess(runner, 2).say(load, merge(load)).run()

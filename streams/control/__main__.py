@@ -47,7 +47,7 @@ async def run(settings: ControlSettings) -> None:
         registrar = Registrar(settings.kafka, writer, compiler, settings.scratch, deployer.note, settings.flip_limit_s)
         async with registrar.reader, deployer.reader:
             await registrar.reader.caught_up()
-            app = make_app(settings.kafka, settings.instance, registrar.handle, assigned.set)
+            app = make_app(settings.kafka, settings.instance, settings.scratch, registrar.handle, assigned.set)
             try:
                 await app.start()
                 async with asyncio.TaskGroup() as tasks:

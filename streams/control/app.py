@@ -5,6 +5,7 @@ dead one. It owns no tables and no reply topics: the state is read from `adapter
 """
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import faust
 
@@ -17,12 +18,18 @@ Handle = Callable[[bytes | None, bytes | None, int, int], Awaitable[None]]
 SESSION_TIMEOUT_S = 6.0  # the least that brokers take by default: how long a killed process keeps its partitions
 
 
-def make_app(settings: KafkaSettings, instance: int, handle: Handle, on_assigned: Callable[[], None]) -> faust.App:
-    """`handle` gets key, value, partition and offset of each record. `on_assigned`: partitions may now be consumed."""
+def make_app(
+    settings: KafkaSettings, instance: int, scratch: Path, handle: Handle, on_assigned: Callable[[], None]
+) -> faust.App:
+    """`scratch`: this process' own folder; Faust's is beside it. `handle` gets key, value, partition and offset of each record.
+
+    `on_assigned`: partitions may now be consumed.
+    """
     app = faust.App(
         f"{settings.namespace}lorafleet-control",
         **settings.faust_options(),
         store="memory://",
+        datadir=str(scratch.with_name(f"{scratch.name}-faust")),  # it makes one, and in the working directory if nothing is said
         autodiscover=False,
         web_enabled=False,
         topic_allow_declare=False,  # streams.bus.admin makes the topics

@@ -127,7 +127,7 @@ async def test_a_store_away_for_a_minute_and_one_away_for_good(rig: Rig) -> None
     await waiting
     rig.remote.rename(away)
     other = msgspec.structs.replace(record, content_id="0" * 64)
-    with pytest.raises(LoadFailed, match="No such file") as failed:
+    with pytest.raises(LoadFailed, match="there is no folder") as failed:
         await once(loader, other)
     assert not failed.value.lasting
     assert loader.disk.used_bytes == record.size_bytes

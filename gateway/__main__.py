@@ -22,6 +22,7 @@ from gateway.auth import Keys
 from gateway.base_model import BaseModel
 from gateway.catalogue import Catalogue
 from gateway.chat import Chat
+from gateway.customer_changes import CustomerChanges
 from gateway.errors import ApiError
 from gateway.fleet import Fleet
 from gateway.flight import Ask
@@ -29,6 +30,7 @@ from gateway.history import History
 from gateway.internal_adapters import InternalAdapters
 from gateway.internal_app import internal_app
 from gateway.internal_customers import InternalCustomers
+from gateway.internal_keys import InternalKeys
 from gateway.internal_replicas import InternalReplicas
 from gateway.lease import Lease
 from gateway.metrics import Metrics
@@ -116,6 +118,7 @@ class Gateway:
         models = Models(model, self.keys, self.catalogue, self.readiness)
         self._public = public_app(chat, self.sockets, models, self.readiness, self.tables, self.fleet, self.metrics)
         # The internal port.
+        changes = CustomerChanges(self.keys, self.tables, self.cold, self.readiness)
         self.registrar = Registrar(kafka, self.cold, self.tables)
         self._internal = internal_app(
             InternalAdapters(
@@ -130,7 +133,8 @@ class Gateway:
             InternalReplicas(
                 self.keys, self.catalogue, self.fleet, self.tables, self.cold, self.readiness, kafka.replica_places
             ),
-            InternalCustomers(self.keys, self.tables, self.cold, self.readiness),
+            InternalCustomers(changes),
+            InternalKeys(changes, model.name),
             self.metrics,
         )
         self._watch()

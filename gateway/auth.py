@@ -1,10 +1,12 @@
 """API keys: the header -> who asks, and what they may do. Pure.
 
-Owns the index of the `customers` table by key hash. Keys are kept as sha256 alone. Ordering relied on: the table's, per
-customer: a key that a newer record leaves out stops working with it.
+Owns the index of the `customers` table by key hash, and looks at the clock for keys that end. Keys are kept as sha256
+alone. Ordering relied on: the table's, per customer: a key that a newer record leaves out stops working with it.
 """
 
 import hmac
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -17,22 +19,26 @@ SCHEME = "bearer "
 
 @dataclass(frozen=True)
 class Identity:
-    """`hint` is the key's beginning: enough to tell keys apart, not to use one."""
+    """The key and whose it is."""
 
     customer: Customer
-    role: Role
-    hint: str
+    key: ApiKey
+
+    @property
+    def role(self) -> Role:
+        return self.key.role
 
     @property
     def principal(self) -> str:
-        """As it stands in events."""
-        return f"{self.customer.customer} {self.role} {self.hint}"
+        """As it stands in events. A hint is enough to tell keys apart, not to use one."""
+        return f"{self.customer.customer} {self.key.role} {self.key.hint}"
 
 
 class Keys:
-    """Every valid key of every customer."""
+    """Every valid key of every customer. `now`: unix seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
         self._by_hash: dict[str, tuple[ApiKey, Customer]] = {}
         self._customers: dict[str, Customer] = {}
 
@@ -50,6 +56,10 @@ class Keys:
     def customer(self, name: str) -> Customer | None:
         return self._customers.get(name)
 
+    def customers(self) -> list[Customer]:
+        """All, by name."""
+        return [self._customers[name] for name in sorted(self._customers)]
+
     def identify(self, authorization: str | None) -> Identity:
         """Who the Authorization header speaks for. Raises ApiError (401)."""
         if not authorization:
@@ -61,7 +71,10 @@ class Keys:
         # What is looked up is a hash of a random secret, so the look-up's time tells nothing of the secret.
         if found is None or not hmac.compare_digest(found[0].sha256, digest):
             raise ApiError("unauthorized", "the API key is not valid")
-        return Identity(found[1], found[0].role, found[0].hint)
+        key, customer = found
+        if key.expires_unix_ms and self._now() * 1000 >= key.expires_unix_ms:
+            raise ApiError("unauthorized", f"the API key {key.hint}... has expired")
+        return Identity(customer, key)
 
     def allow(self, authorization: str | None, *roles: Role) -> Identity:
         """`identify`, for those with one of `roles`. Raises ApiError (401, 403)."""

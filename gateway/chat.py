@@ -17,10 +17,10 @@ from aiohttp import web
 
 from gateway import sse
 from gateway.answer import Answer
-from gateway.auth import Keys
+from gateway.auth import Identity, Keys
 from gateway.base_model import BaseModel
 from gateway.body import read_body
-from gateway.catalogue import Catalogue
+from gateway.catalogue import Catalogue, not_found
 from gateway.decoding import bad
 from gateway.errors import ApiError
 from gateway.flight import Ask
@@ -80,12 +80,13 @@ class Chat:
         """Accepts a request and gives its answer; on leaving, what still runs for it is cancelled. Raises ApiError."""
         arrived_at = time.monotonic()
         await self._heard()
-        customer = self._keys.allow(authorization, Role.CUSTOMER).customer
+        identity = self._keys.allow(authorization, Role.CUSTOMER)
+        customer = identity.customer
         with self._in_flight.places(customer.customer, customer.max_in_flight) as places:
             asked = kind.parse(await body())
             prompts = await kind.prompts(self._prompts, asked)
             places.take(len(prompts) * asked.choices - 1)
-            asks = self._asks(request_id, customer, asked, prompts, arrived_at)
+            asks = self._asks(request_id, identity, asked, prompts, arrived_at)
             tokens = sum(len(prompt) for prompt in prompts) + sum(ask.max_tokens for ask in asks)
             paid, answer = self._rates.take(customer, tokens, arrived_at), None
             try:
@@ -107,9 +108,12 @@ class Chat:
         self._readiness.check()
 
     def _asks(
-        self, request_id: str, customer: Customer, asked: Generation, prompts: Sequence[list[int]], arrived_at: float
+        self, request_id: str, identity: Identity, asked: Generation, prompts: Sequence[list[int]], arrived_at: float
     ) -> list[Ask]:
         """One for each choice of each prompt. Raises ApiError."""
+        customer = identity.customer
+        if not identity.key.allows(asked.model):
+            raise not_found(asked.model)
         target = self._catalogue.resolve(customer.customer, asked.model)
         self._prompts.check_ids("logit_bias", asked.logit_bias or {})
         return [

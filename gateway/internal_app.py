@@ -7,6 +7,7 @@ from aiohttp import web
 
 from gateway.internal_adapters import InternalAdapters
 from gateway.internal_customers import InternalCustomers
+from gateway.internal_keys import InternalKeys
 from gateway.internal_replicas import InternalReplicas
 from gateway.metrics import Metrics
 from gateway.middleware import answering
@@ -16,7 +17,11 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def internal_app(
-    adapters: InternalAdapters, replicas: InternalReplicas, customers: InternalCustomers, metrics: Metrics
+    adapters: InternalAdapters,
+    replicas: InternalReplicas,
+    customers: InternalCustomers,
+    keys: InternalKeys,
+    metrics: Metrics,
 ) -> web.Application:
     async def prometheus(_: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": METRICS_TYPE})
@@ -37,7 +42,11 @@ def internal_app(
     app.router.add_post("/internal/replicas/{replica_id}/drain", replicas.drain)
     app.router.add_post("/internal/replicas/{replica_id}/adapters/{adapter_id:.+}/load", replicas.load)
     app.router.add_post("/internal/replicas/{replica_id}/adapters/{adapter_id:.+}/unload", replicas.unload)
+    app.router.add_get("/internal/customers", customers.list)
     app.router.add_get("/internal/customers/{customer}", customers.get)
     app.router.add_put("/internal/customers/{customer}", customers.put)
+    app.router.add_get("/internal/customers/{customer}/keys", keys.list)
+    app.router.add_post("/internal/customers/{customer}/keys", keys.make)
+    app.router.add_delete("/internal/customers/{customer}/keys/{hint}", keys.revoke)
     app.router.add_get("/metrics", prometheus)
     return app

@@ -33,7 +33,7 @@ class Models:
         visible = {base.name: Model(base.name, base.created, "lorafleet", base.name, None)}
         for name, record in self._catalogue.models(identity.customer.customer):
             visible[name] = _of(name, record, base.name)
-        return visible
+        return {name: model for name, model in visible.items() if identity.key.allows(name)}
 
 
 def _of(name: str, record: AdapterRecord, parent: str) -> Model:

@@ -1,21 +1,16 @@
 """`lorafleet adapters` and `lorafleet aliases`: the life of an adapter, by hand. All of it through the internal API."""
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from infra.flags import FAILED, NO_STACK, NOT_THERE, NOT_YET, REFUSED, fail, with_home, with_json
+from infra.flags import FAILED, NO_STACK, NOT_YET, fail, with_home, with_json
 from infra.internal_api import InternalApi, NoStackError, path_of
+from infra.showing import ask, say, show_one, show_rows
 from infra.upload import BadFolder, registration, upload
 
-CODES = {404: NOT_THERE, 409: REFUSED, 422: REFUSED, 504: NOT_YET}
 ADAPTER = {
     "adapter_id": "adapter",
     "status": "state",
@@ -60,7 +55,7 @@ def aliases() -> None:
 @with_home
 def adapters_list(customer: str, wants_json: bool, home: Path) -> None:
     """All adapters, retired ones too."""
-    _rows(_told(home, "GET", path_of("adapters"))["adapters"], customer, ADAPTER, wants_json)
+    show_rows(ask(home, "GET", path_of("adapters"))["adapters"], customer, ADAPTER, wants_json)
 
 
 @adapters.command("show")
@@ -69,7 +64,7 @@ def adapters_list(customer: str, wants_json: bool, home: Path) -> None:
 @with_home
 def adapters_show(adapter_id: str, wants_json: bool, home: Path) -> None:
     """Everything known of one adapter, and the aliases that point at it."""
-    _one(_told(home, "GET", path_of("adapters", adapter_id)), wants_json)
+    show_one(ask(home, "GET", path_of("adapters", adapter_id)), wants_json)
 
 
 @adapters.command("register")
@@ -91,7 +86,7 @@ def adapters_register(
         fail(str(error), NO_STACK)
     except BadFolder as error:
         fail(str(error), FAILED)
-    _done(_told(home, "POST", path_of("adapters"), body), f"{adapter_id} is ready", wants_json)
+    say(ask(home, "POST", path_of("adapters"), body), f"{adapter_id} is ready", wants_json)
 
 
 @adapters.command("retire")
@@ -100,7 +95,7 @@ def adapters_register(
 @with_home
 def adapters_retire(adapter_id: str, wants_json: bool, home: Path) -> None:
     """Take ADAPTER_ID out of service for good. Refused while an alias points at it."""
-    _done(_told(home, "DELETE", path_of("adapters", adapter_id)), f"{adapter_id} is retired", wants_json)
+    say(ask(home, "DELETE", path_of("adapters", adapter_id)), f"{adapter_id} is retired", wants_json)
 
 
 @adapters.command("history")
@@ -109,7 +104,7 @@ def adapters_retire(adapter_id: str, wants_json: bool, home: Path) -> None:
 @with_home
 def adapters_history(adapter_id: str, wants_json: bool, home: Path) -> None:
     """What happened to ADAPTER_ID, who did it, and what was refused."""
-    _rows(_told(home, "GET", path_of("adapters", adapter_id, "history"))["events"], "", EVENT, wants_json)
+    show_rows(ask(home, "GET", path_of("adapters", adapter_id, "history"))["events"], "", EVENT, wants_json)
 
 
 @aliases.command("list")
@@ -118,7 +113,7 @@ def adapters_history(adapter_id: str, wants_json: bool, home: Path) -> None:
 @with_home
 def aliases_list(customer: str, wants_json: bool, home: Path) -> None:
     """All aliases and where they point."""
-    _rows(_told(home, "GET", path_of("aliases"))["aliases"], customer, ALIAS, wants_json)
+    show_rows(ask(home, "GET", path_of("aliases"))["aliases"], customer, ALIAS, wants_json)
 
 
 @aliases.command("set")
@@ -129,7 +124,7 @@ def aliases_list(customer: str, wants_json: bool, home: Path) -> None:
 @with_home
 def aliases_set(alias: str, adapter_id: str, wait: int, wants_json: bool, home: Path) -> None:
     """Point ALIAS at ADAPTER_ID: make it, or deploy a version, which is warmed up first."""
-    told = _told(home, "PUT", f"{path_of('aliases', alias)}?wait={wait}", {"adapter_id": adapter_id})
+    told = ask(home, "PUT", f"{path_of('aliases', alias)}?wait={wait}", {"adapter_id": adapter_id})
     _moved(told, alias, wants_json)
 
 
@@ -140,7 +135,7 @@ def aliases_set(alias: str, adapter_id: str, wait: int, wants_json: bool, home: 
 @with_home
 def aliases_rollback(alias: str, wait: int, wants_json: bool, home: Path) -> None:
     """Point ALIAS back at its previous adapter, or call off the version that it is about to move to."""
-    _moved(_told(home, "POST", f"{path_of('aliases', alias, 'rollback')}?wait={wait}"), alias, wants_json)
+    _moved(ask(home, "POST", f"{path_of('aliases', alias, 'rollback')}?wait={wait}"), alias, wants_json)
 
 
 @aliases.command("history")
@@ -149,64 +144,12 @@ def aliases_rollback(alias: str, wait: int, wants_json: bool, home: Path) -> Non
 @with_home
 def aliases_history(alias: str, wants_json: bool, home: Path) -> None:
     """Where ALIAS has pointed, and who moved it."""
-    _rows(_told(home, "GET", path_of("aliases", alias, "history"))["events"], "", EVENT, wants_json)
-
-
-def _told(home: Path, method: str, path: str, body: object = None) -> dict[str, Any]:
-    """The answer of a call that succeeded; else the end, with the reasons."""
-    try:
-        status, told = InternalApi(home.absolute()).call(method, path, body)
-    except NoStackError as error:
-        fail(str(error), NO_STACK)
-    if status >= 400:
-        reasons = [f"{reason['field']}: {reason['message']}" for reason in told.get("refusals", [])]
-        fail("\n".join(reasons or [told["error"]["message"]]), CODES.get(status, FAILED))
-    return told
+    show_rows(ask(home, "GET", path_of("aliases", alias, "history"))["events"], "", EVENT, wants_json)
 
 
 def _moved(told: dict[str, Any], alias: str, wants_json: bool) -> None:
     if "pending_adapter_id" in told:
-        _done(told, f"{alias} -> {told['adapter_id']} still: waits for {told['waits_for']}", wants_json)
+        say(told, f"{alias} -> {told['adapter_id']} still: waits for {told['waits_for']}", wants_json)
         sys.exit(NOT_YET)
     came = f", before {told['previous_adapter_id']}" if told["previous_adapter_id"] else ""
-    _done(told, f"{alias} -> {told['adapter_id']}{came}", wants_json)
-
-
-def _done(told: dict[str, Any], text: str, wants_json: bool) -> None:
-    click.echo(_json(told) if wants_json else text)
-
-
-def _one(told: dict[str, Any], wants_json: bool) -> None:
-    if wants_json:
-        click.echo(_json(told))
-        return
-    width = max(len(name) for name in told)
-    for name, value in told.items():
-        click.echo(f"{name:{width}}  {_cell(name, value)}")
-
-
-def _rows(rows: list[dict[str, Any]], customer: str, columns: dict[str, str], wants_json: bool) -> None:
-    rows = [row for row in rows if customer in ("", row["customer"])]
-    if wants_json:
-        click.echo(_json(rows))
-        return
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, heading in columns.items():
-        table.add_column(heading, justify="right" if name in ("rank", "size_bytes") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(name, row.get(name, "")) for name in columns))
-        for reason in row.get("reasons", []):
-            table.add_row("", f"{reason['field']}: {reason['message']}")
-    Console().print(table)
-
-
-def _cell(name: str, value: Any) -> str:
-    if name.endswith("_unix_ms"):
-        return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "-"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _json(told: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(told)).decode()
+    say(told, f"{alias} -> {told['adapter_id']}{came}", wants_json)

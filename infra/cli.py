@@ -1,7 +1,7 @@
 """The `lorafleet` command; `python -m infra` is the same.
 
-Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does; of `adapters`
-and `aliases` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
+Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does; of `adapters`,
+`aliases` and `customers` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from rich.console import Console
 
 from infra.adapters_cli import adapters, aliases
+from infra.customers_cli import customers
 from infra.flags import NO_STACK, fail, with_home, with_json
 from infra.home import Home, HomeInUse, left_overs, stop_processes, supervisor_pid
 from infra.local.child import ChildError
@@ -47,12 +48,13 @@ def main() -> None:
     """Serve many customers' LoRA adapters on one base model, through Kafka.
 
     Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does; of
-    `adapters` and `aliases` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
+    `adapters`, `aliases` and `customers` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
     """
 
 
 main.add_command(adapters)
 main.add_command(aliases)
+main.add_command(customers)
 
 
 @main.command()

@@ -13,6 +13,8 @@ from yarl import URL
 from replay.tenant import Tenant
 from schemas.adapters import RegisterAdapter
 
+KEY_S = 3600
+
 
 class OperatorError(Exception):
     """What the internal API answered instead."""
@@ -34,8 +36,10 @@ class Operator:
         await self._session.close()
 
     async def make_customer(self, customer: str) -> Tenant:
-        """Makes the customer if need be, and a new key for it."""
-        answer = await self._call("PUT", f"/internal/customers/{quote(customer, safe='')}", {})
+        """Makes the customer if need be, and a key for it that is good for an hour."""
+        path = f"/internal/customers/{quote(customer, safe='')}"
+        await self._call("PUT", path, {})
+        answer = await self._call("POST", f"{path}/keys", {"expires_in_s": KEY_S})
         return Tenant(customer, str(answer["key"]))
 
     async def register(self, command: RegisterAdapter) -> dict[str, Any]:

@@ -5,12 +5,24 @@ import msgspec
 from schemas.reasons import Role
 
 
-class ApiKey(msgspec.Struct, frozen=True):
-    """sha256 of the whole key in hex; `hint` is its first characters, for people."""
+class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    """sha256 of the whole key in hex; `hint` is its first characters, for people. Not valid from `expires_unix_ms` on.
+
+    `models`: what a customer's key may name as `model`: aliases, adapters, the base model, or `customer/name`, which
+    stands for all its versions and aliases. Empty: everything of its customer's. 0: never; unknown.
+    """
 
     sha256: str
     hint: str
     role: Role
+    created_unix_ms: int = 0
+    expires_unix_ms: int = 0
+    models: list[str] = []
+
+    def allows(self, model: str) -> bool:
+        return not self.models or any(
+            model == name or model.startswith((f"{name}@", f"{name}:")) for name in self.models
+        )
 
 
 class Customer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,6 @@ import pytest
 from gateway.auth import Keys
 from gateway.errors import ApiError
 from gateway.internal_auth import operator, pipeline
-from gateway.internal_customers import CustomerChange, changed
 from schemas.customers import ApiKey, Customer
 from schemas.reasons import Role
 
@@ -63,19 +62,27 @@ def test_roles(keys: Keys) -> None:
     assert refused.value.status == 403
 
 
-def test_a_change_keeps_what_it_does_not_name() -> None:
-    first = changed(None, "acme", CustomerChange(max_in_flight=3), "lf-aaaaaaaaaa", 1)
-    second = changed(first, "acme", CustomerChange(role=Role.PIPELINE), "lf-bbbbbbbbbb", 2)
-    assert (second.max_in_flight, [key.role for key in second.keys]) == (3, [Role.CUSTOMER, Role.PIPELINE])
-    third = changed(second, "acme", CustomerChange(revoke=["lf-aaaaaa"]), "lf-cccccccccc", 3)
-    assert [key.hint for key in third.keys] == ["lf-bbbbbb", "lf-cccccc"]
+def test_a_key_ends_with_its_time() -> None:
+    now = [100.0]
+    keys = Keys(lambda: now[0])
+    ends = ApiKey(sha256(b"brief").hexdigest(), "bri", Role.CUSTOMER, expires_unix_ms=100_500)
+    keys.apply("acme", Customer("acme", [ends]))
+    assert keys.identify("Bearer brief").customer.customer == "acme"
+    now[0] = 100.5
+    with pytest.raises(ApiError, match=r"bri\.\.\. has expired") as refused:
+        keys.identify("Bearer brief")
+    assert refused.value.status == 401
 
 
-BAD = [CustomerChange(max_in_flight=-1), CustomerChange(weight=0), CustomerChange(revoke=["no"])]
-
-
-@pytest.mark.parametrize("change", BAD)
-def test_a_bad_change_is_refused(change: CustomerChange) -> None:
-    with pytest.raises(ApiError) as refused:
-        changed(None, "acme", change, "lf-x", 1)
-    assert refused.value.param in ("max_in_flight", "weight", "revoke")
+@pytest.mark.parametrize(
+    ("models", "allowed", "refused"),
+    [
+        ([], ["acme/a@1", "base"], []),
+        (["acme/a"], ["acme/a@1", "acme/a@2", "acme/a:prod"], ["acme/ab@1", "base", "acme/b:prod"]),
+        (["acme/a:prod", "base"], ["acme/a:prod", "base"], ["acme/a@1", "acme/a:production", "base2"]),
+    ],
+)
+def test_a_key_may_be_bound_to_models(models: list[str], allowed: list[str], refused: list[str]) -> None:
+    key = ApiKey("", "", Role.CUSTOMER, models=models)
+    assert all(key.allows(model) for model in allowed)
+    assert not any(key.allows(model) for model in refused)

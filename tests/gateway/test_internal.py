@@ -261,22 +261,86 @@ def test_a_pipeline_sees_its_own(company: Company) -> None:
 
 
 async def test_customers_and_keys(company: Company) -> None:
-    status, made = company.near.told("/internal/customers/initech", OPERATOR, "PUT", {"max_in_flight": 5})
-    assert (status, made["max_in_flight"], made["role"]) == (201, 5, "customer")
-    assert (await chat(company.far, company.rig.model.name, "x", made["key"]))[1] == "none"
-    status, again = company.near.told("/internal/customers/initech", OPERATOR, "PUT", {"revoke": [made["key"][:9]]})
-    assert (status, again["max_in_flight"], len(again["keys"])) == (200, 5, 1)
-    await chat(company.far, company.rig.model.name, "x", again["key"])
-    with pytest.raises(openai.AuthenticationError):
-        await chat(company.far, company.rig.model.name, "x", made["key"])
-    _, shown = company.far.told("/internal/customers/initech")
-    assert "sha256" not in str(shown)
-    assert again["key"] not in str(shown)
+    near, far, base = company.near, company.far, company.rig.model.name
+    status, made = near.told("/internal/customers/initech", OPERATOR, "PUT", {"max_in_flight": 5})
+    assert (status, made["max_in_flight"], [key["role"] for key in made["keys"]]) == (201, 5, ["customer"])
+    assert (await chat(far, base, "x", made["key"]))[1] == "none"
+    status, again = near.told("/internal/customers/initech", OPERATOR, "PUT", {"weight": 2})
+    assert (status, again["max_in_flight"], len(again["keys"]), "key" in again) == (200, 5, 1, False)
+    # Rotation: both are good, then the old one is not, on any gateway.
+    status, new = near.told("/internal/customers/initech/keys", OPERATOR, "POST", {})
+    assert (status, new["expires_unix_ms"], new["models"]) == (201, 0, [])
+    for key in (made["key"], new["key"]):
+        await chat(far, base, "x", key)
+    old = made["keys"][0]["hint"]
+    status, left = near.told(f"/internal/customers/initech/keys/{old}", OPERATOR, "DELETE")
+    assert (status, [key["hint"] for key in left["keys"]]) == (200, [new["hint"]])
+    for door in (near, far):
+        with pytest.raises(openai.AuthenticationError):
+            await chat(door, base, "x", made["key"])
+        await chat(door, base, "x", new["key"])
+    assert near.told(f"/internal/customers/initech/keys/{old}", OPERATOR, "DELETE")[0] == 404
+    for path in ("/internal/customers", "/internal/customers/initech", "/internal/customers/initech/keys"):
+        status, shown = far.told(path)
+        assert status == 200
+        assert "sha256" not in str(shown)
+        assert new["key"] not in str(shown)
+
+
+async def test_a_key_that_ends_and_one_for_some_models(company: Company) -> None:
+    near, base = company.near, company.rig.model.name
+    company.made("acme/bound@1", 40)
+    company.made("acme/free@1", 41)
+    _, bound = near.told("/internal/customers/acme/keys", OPERATOR, "POST", {"models": ["acme/bound"]})
+    assert (await chat(near, "acme/bound@1", "x", bound["key"]))[1] == "acme/bound@1"
+    unknown = str(
+        (await asyncio.gather(chat(near, "acme/nothing@1", "x", bound["key"]), return_exceptions=True))[0]
+    ).replace("acme/nothing@1", "NAME")
+    for other in ("acme/free@1", base):
+        with pytest.raises(openai.NotFoundError) as refused:
+            await chat(near, other, "x", bound["key"])
+        assert str(refused.value).replace(other, "NAME") == unknown
+    async with near.client(bound["key"]) as client:
+        assert [model.id async for model in client.models.list()] == ["acme/bound@1"]
+    _, brief = near.told("/internal/customers/acme/keys", OPERATOR, "POST", {"expires_in_s": 2})
+    await chat(near, base, "x", brief["key"])
+    await asyncio.sleep(2.0)
+    with pytest.raises(openai.AuthenticationError, match="has expired"):
+        await chat(near, base, "x", brief["key"])
+    near.told(f"/internal/customers/acme/keys/{bound['hint']}", OPERATOR, "DELETE")
+    hints = [key["hint"] for key in near.told("/internal/customers/acme/keys")[1]["keys"]]
+    assert not {bound["hint"], brief["hint"]} & set(hints)
+
+
+async def test_keys_made_at_once_are_all_there(company: Company) -> None:
+    asked = [
+        asyncio.to_thread(company.near.told, "/internal/customers/acme/keys", OPERATOR, "POST", {}) for _ in range(6)
+    ]
+    hints = {told["hint"] for _, told in await asyncio.gather(*asked)}
+    there = {key["hint"] for key in company.far.told("/internal/customers/acme/keys")[1]["keys"]}
+    assert hints <= there
+    for hint in hints:
+        company.near.told(f"/internal/customers/acme/keys/{hint}", OPERATOR, "DELETE")
+
+
+@pytest.mark.parametrize(
+    ("customer", "asked", "status", "says"),
+    [
+        ("acme", {"role": "god"}, 400, "customer, pipeline, operator"),
+        ("acme", {"expires_in_s": -1}, 400, "from 0 to"),
+        ("acme", {"models": ["globex/sales"]}, 400, "give names of acme's"),
+        ("acme", {"models": ["Not A Name"]}, 400, "models is Not A Name"),
+        ("acme", {"model": ["acme/a"]}, 400, "did you mean models?"),
+        ("nobody", {}, 404, "PUT /internal/customers/nobody makes it"),
+    ],
+)
+def test_keys_that_cannot_be(company: Company, customer: str, asked: dict[str, Any], status: int, says: str) -> None:
+    found, told = company.near.told(f"/internal/customers/{customer}/keys", OPERATOR, "POST", asked)
+    assert (found, says in told["error"]["message"]) == (status, True), told
 
 
 def test_customers_that_cannot_be(company: Company) -> None:
     for change, says in (
-        ({"role": "god"}, "customer, pipeline, operator"),
         ({"max_in_flight": 10**30}, "from 0 to"),
         ({"max_in_flight": -1}, "from 0 to"),
         ({"tokens_per_minute": -1}, "from 0 to"),

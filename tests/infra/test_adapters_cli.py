@@ -1,4 +1,4 @@
-"""`lorafleet adapters` and `lorafleet aliases` as operators type them, on a gateway and a registry of their own."""
+"""`lorafleet adapters`, `aliases` and `customers` as operators type them, on a gateway and a registry of their own."""
 
 import json
 import uuid
@@ -20,6 +20,7 @@ COMMANDS = [
     for group, commands in {
         "adapters": ("list", "show", "register", "retire", "history"),
         "aliases": ("list", "set", "rollback", "history"),
+        "customers": ("list", "show", "add", "limits", "keys"),
     }.items()
     for command in commands
 ]
@@ -115,6 +116,39 @@ def test_refused_and_not_there(desk: Desk) -> None:
         ("aliases", "history", "acme/other:prod"),
     ):
         assert desk.types(*arguments).exit_code == 4, arguments
+
+
+@pytest.mark.real
+def test_a_customers_life_by_hand(desk: Desk) -> None:
+    first = desk.types("customers", "add", "initech").output.strip()
+    assert first.startswith("lf-")
+    again = desk.types("customers", "add", "initech")
+    assert (again.exit_code, "is there already" in again.output) == (0, True)
+    changed = desk.told("customers", "limits", "initech", "--requests-per-minute", "60", "--weight", "2")
+    assert (changed["requests_per_minute"], changed["weight"], changed["tokens_per_minute"]) == (60, 2, 0)
+    assert desk.told("customers", "limits", "initech") == changed
+    made = desk.told("customers", "keys", "initech", "--add", "--expires", "90d", "--model", "initech/a")
+    assert made["models"] == ["initech/a"]
+    assert made["expires_unix_ms"] - made["created_unix_ms"] == 90 * 86_400_000
+    [old, new] = desk.told("customers", "keys", "initech")
+    assert (first.startswith(old["hint"]), new["hint"]) == (True, made["hint"])
+    revoked = desk.types("customers", "keys", "initech", "--revoke", old["hint"])
+    assert (revoked.exit_code, "no gateway takes it" in revoked.output) == (0, True)
+    shown = desk.types("customers", "show", "initech").output
+    assert new["hint"] in shown
+    assert old["hint"] not in shown
+    assert "initech" in [row["customer"] for row in desk.told("customers", "list")]
+    for arguments, code, says in (
+        (("keys", "initech", "--revoke", "lf-nothing"), 4, "no key with the hint"),
+        (("keys", "initech", "--add", "--model", "acme/a"), 5, "give names of initech's"),
+        (("limits", "nobody"), 4, "is not there"),
+        (("limits", "initech", "--weight", "0"), 5, "above 0"),
+        (("add", "Not A Name"), 5, "is no customer id"),
+        (("keys", "initech", "--expires", "90d"), 2, "go with --add"),
+        (("keys", "initech", "--add", "--expires", "soon"), 2, "such as 90d"),
+    ):
+        told = desk.types("customers", *arguments)
+        assert (told.exit_code, says in told.output) == (code, True), told.output
 
 
 @pytest.mark.parametrize(("group", "command"), COMMANDS)

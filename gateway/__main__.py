@@ -93,7 +93,7 @@ class Gateway:
         self.pauses = Pauses(self._still_mine, lambda: self.tables.deaf_s, self.metrics.loop_lag.observe)
         self.cold = Writer(kafka, "gateway-cold", delivery_s=COLD_DELIVERY_S, may_write=self.pauses.may_write)
         # What the tables say.
-        self.keys, self.catalogue = Keys(), Catalogue(model.name, model.base_hash)
+        self.keys, self.catalogue = Keys(time.time), Catalogue(model.name, model.base_hash)
         plans: dict[str, OwnerPlan] = {}
         self.fleet = Fleet(model.base_hash, plans)
         # The open requests, between the clients and the fleet.

@@ -5,7 +5,6 @@ alone. Ordering relied on: the table's, per customer: a key that a newer record 
 """
 
 import hmac
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -37,7 +36,7 @@ class Identity:
 class Keys:
     """Every valid key of every customer. `now`: unix seconds."""
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._by_hash: dict[str, tuple[ApiKey, Customer]] = {}
         self._customers: dict[str, Customer] = {}

@@ -5,6 +5,7 @@ answered when every live gateway refuses it. A key that has expired is forgotten
 """
 
 import secrets
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated
 
@@ -98,13 +99,11 @@ class InternalKeys:
             raise bad("models", model, f"give names of {customer}'s, or {self._base_name}")
 
 
-def new_key(
-    role: Role, now_unix_ms: int, expires_unix_ms: int = 0, models: list[str] | None = None
-) -> tuple[ApiKey, str]:
+def new_key(role: Role, now_unix_ms: int, expires_unix_ms: int = 0, models: Sequence[str] = ()) -> tuple[ApiKey, str]:
     """A random key, and the secret itself, which is nowhere else."""
     secret = f"lf-{secrets.token_urlsafe(32)}"
     digest = sha256(secret.encode()).hexdigest()
-    return ApiKey(digest, secret[:HINT], role, now_unix_ms, expires_unix_ms, models or []), secret
+    return ApiKey(digest, secret[:HINT], role, now_unix_ms, expires_unix_ms, tuple(models)), secret
 
 
 def _live(keys: list[ApiKey], now_unix_ms: int) -> list[ApiKey]:

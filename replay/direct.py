@@ -94,7 +94,7 @@ async def serve() -> None:
                 publisher.flush()
 
     # The gateway's half.
-    keys, catalogue, fleet = Keys(), Catalogue(model.name, model.base_hash), Fleet(model.base_hash, {})
+    keys, catalogue, fleet = Keys(time.time), Catalogue(model.name, model.base_hash), Fleet(model.base_hash, {})
     keys.apply("direct", Customer("direct", [ApiKey(hashlib.sha256(KEY.encode()).hexdigest(), "lf-", Role.CUSTOMER)]))
     switchboard = Switchboard(log, model.base_hash, fleet, lambda: 0.0, lambda _: None, lambda _: None)
     switchboard.begin(Claim(0, INCARNATION, 0, ""))

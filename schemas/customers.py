@@ -17,7 +17,7 @@ class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Role
     created_unix_ms: int = 0
     expires_unix_ms: int = 0
-    models: list[str] = []
+    models: tuple[str, ...] = ()
 
     def allows(self, model: str) -> bool:
         return not self.models or any(

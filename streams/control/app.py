@@ -21,15 +21,15 @@ SESSION_TIMEOUT_S = 6.0  # the least that brokers take by default: how long a ki
 def make_app(
     settings: KafkaSettings, instance: int, scratch: Path, handle: Handle, on_assigned: Callable[[], None]
 ) -> faust.App:
-    """`scratch`: this process' own folder; Faust's is beside it. `handle` gets key, value, partition and offset of each record.
+    """`scratch`: this process' own folder; Faust's, which it makes wherever it is told to, lies beside it.
 
-    `on_assigned`: partitions may now be consumed.
+    `handle` gets key, value, partition and offset of each record. `on_assigned`: partitions may now be consumed.
     """
     app = faust.App(
         f"{settings.namespace}lorafleet-control",
         **settings.faust_options(),
         store="memory://",
-        datadir=str(scratch.with_name(f"{scratch.name}-faust")),  # it makes one, and in the working directory if nothing is said
+        datadir=str(scratch.with_name(f"{scratch.name}-faust")),
         autodiscover=False,
         web_enabled=False,
         topic_allow_declare=False,  # streams.bus.admin makes the topics

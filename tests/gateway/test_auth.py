@@ -17,7 +17,7 @@ def customer(name: str, *keys: str, role: Role = Role.CUSTOMER) -> Customer:
 
 @pytest.fixture
 def keys() -> Keys:
-    keys = Keys()
+    keys = Keys(lambda: 0.0)
     keys.apply("acme", customer("acme", "one", "two"))
     keys.apply("ops", customer("ops", "op", role=Role.OPERATOR))
     keys.apply("globex", customer("globex", "pipe", role=Role.PIPELINE))
@@ -83,6 +83,6 @@ def test_a_key_ends_with_its_time() -> None:
     ],
 )
 def test_a_key_may_be_bound_to_models(models: list[str], allowed: list[str], refused: list[str]) -> None:
-    key = ApiKey("", "", Role.CUSTOMER, models=models)
+    key = ApiKey("", "", Role.CUSTOMER, models=tuple(models))
     assert all(key.allows(model) for model in allowed)
     assert not any(key.allows(model) for model in refused)

@@ -20,7 +20,9 @@ from streams.bus.table import Change
 @pytest.fixture
 def tables(tmp_path: Path) -> Tables:
     kafka = KafkaSettings("127.0.0.1:1")
-    return Tables(kafka, 0, Keys(), Catalogue("base", "b"), Fleet("b", {}), {}, lambda lost: None, lambda: None)
+    return Tables(
+        kafka, 0, Keys(lambda: 0.0), Catalogue("base", "b"), Fleet("b", {}), {}, lambda lost: None, lambda: None
+    )
 
 
 def says(tables: Tables, position: int) -> None:

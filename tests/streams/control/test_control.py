@@ -303,7 +303,8 @@ async def test_a_second_instance_takes_over(fleet: Fleet) -> None:
             first.wait(10)
         assert first.stdout is not None
         first.stdout.close()
-    assert {path.name for path in home.iterdir()} == {"control-0", "control-1"}
+    scratch = {f"control-{instance}{of}" for instance in (0, 1) for of in ("", "-faust")}
+    assert {path.name for path in home.iterdir()} == scratch
     shutil.rmtree(home)
 
 

@@ -37,7 +37,7 @@ class RawChats:
 
     async def __call__(self, _: int) -> float:
         """One chat; milliseconds from the first byte out to the first content in."""
-        reader, writer = connection = self._idle.pop() if self._idle else await self._connect()
+        reader, writer = connection = await self._connection()
         started = time.perf_counter()
         writer.write(self._request)
         answer, first = b"", 0.0
@@ -53,7 +53,14 @@ class RawChats:
         self._idle.append(connection)
         return (first - started) * 1000
 
-    async def _connect(self) -> Connection:
+    async def _connection(self) -> Connection:
+        """The last one that is idle and that the server has not closed meanwhile, or a new one."""
+        while self._idle:
+            reader, writer = connection = self._idle.pop()
+            if not reader.at_eof():
+                return connection
+            writer.close()
+            self._open.discard(writer)
         connection = await asyncio.open_connection(self._host, self._port)
         self._open.add(connection[1])
         return connection

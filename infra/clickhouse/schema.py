@@ -1,7 +1,8 @@
 """The tables of the numbers path: every statement of the *.sql files here, in one database.
 
 Statements are idempotent (IF NOT EXISTS), so `apply` may run at every start; a later change is an ALTER with
-IF NOT EXISTS appended to its table's file. Column names are the field names of schemas/stats.py, `at` for at_unix_ms.
+IF NOT EXISTS appended to its table's file. Columns of what happened are the fields of schemas/stats.py, `at` for
+at_unix_ms; those of what is (catalogue.sql) are the brief's.
 """
 
 from pathlib import Path
@@ -9,8 +10,8 @@ from urllib.parse import urlsplit
 
 import clickhouse_connect
 
-TABLES = ("requests", "attempts", "cache_events", "sink_progress")
-FILES = tuple(Path(__file__).with_name(f"{table}.sql") for table in TABLES)
+NAMES = ("requests", "attempts", "cache_events", "catalogue", "sink_progress")
+FILES = tuple(Path(__file__).with_name(f"{name}.sql") for name in NAMES)
 
 
 def statements() -> list[str]:

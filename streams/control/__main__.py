@@ -20,6 +20,7 @@ from streams.bus.errors import BusError, SettingsError
 from streams.bus.writer import Writer
 from streams.control.app import make_app
 from streams.control.compiler import Base, Compiler
+from streams.control.demand import Demand
 from streams.control.deployer import Deployer
 from streams.control.registrar import Registrar
 from streams.control.settings import ControlSettings
@@ -55,6 +56,7 @@ async def run(settings: ControlSettings) -> None:
                         tasks.create_task(_tell_ready(assigned), name="ready"),
                         tasks.create_task(_until_it_ends(app, registrar, deployer), name="watch"),
                         tasks.create_task(deployer.run(registrar), name="deployer"),
+                        tasks.create_task(Demand(settings.kafka, writer).run(), name="demand"),
                     ]
                     await stop.wait()
                     for task in watch:

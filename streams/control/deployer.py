@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from schemas.adapters import AliasRecord, ConcludeFlip, PendingFlip
 from schemas.placement import Load, OwnerPlan, Unload
-from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaState, ReplicaStatus
+from schemas.replicas import ReplicaState
 from schemas.topics import ADAPTER_COMMANDS, OWNER_PLANS, REPLICA_COMMANDS, REPLICAS
 from streams.bus.errors import BusUnavailable
 from streams.bus.settings import KafkaSettings
@@ -28,8 +28,7 @@ from streams.control import warmup
 from streams.control.registrar import Registrar
 from streams.control.registry import ends
 from streams.placement.rendezvous import OWNERS
-from streams.presence.holders import Holders
-from streams.presence.listening import ListeningClock
+from streams.presence.replicas import Replicas
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +43,10 @@ class Deployer:
 
     def __init__(self, settings: KafkaSettings, writer: Writer, base_hash: str) -> None:
         self._plans = Table[OwnerPlan](OWNER_PLANS)
-        replicas = Table[ReplicaState](REPLICAS, self._heard)
+        self._replicas = Replicas()
+        replicas = Table[ReplicaState](REPLICAS, self._replicas.apply)
         self.reader = TableReader(settings, [self._plans, replicas], "deployer tables")
         self._writer, self._base_hash = writer, base_hash
-        self._holders: Holders[ReplicaBeat] = Holders()
-        self._places: set[int] = set()
-        self._clock = ListeningClock()
         self._flips: dict[str, AliasRecord] = {}  # rows with a pending flip, by alias
         self._left: dict[str, AliasRecord] = {}  # rows that have left an adapter not long ago, by alias
         self._asked: dict[tuple[str, ...], float] = {}  # when each wish was last sent, monotonic
@@ -70,10 +67,9 @@ class Deployer:
         await self.reader.caught_up()
         while True:
             now = time.monotonic()
-            heard = self._clock.tick(now, self.reader.age(now))
-            self._holders.tick(heard)
+            self._replicas.tick(now, self.reader.age(now))
             try:
-                slots = self._slots(heard)
+                slots = self._slots()
                 for row in list(self._flips.values()):
                     await self._advance(registrar, row, slots)
                 if slots is not None:
@@ -122,32 +118,12 @@ class Deployer:
             command = Unload(uuid.uuid4().hex, old)
             await self._writer.send(REPLICA_COMMANDS, command, key=command.command_id, partition=place)
 
-    def _slots(self, now: float) -> dict[int, list[str]] | None:
+    def _slots(self) -> dict[int, list[str]] | None:
         """What is in the slots of each replica that takes work. None until each one's fate is known."""
-        for place in self._places:
-            holder = self._holders.get(place)
-            if holder is not None and not (holder.live or holder.lost or holder.gone):
-                return None
-        return {
-            holder.place: holder.beat.residency.gpu_adapters
-            for holder in self._holders.alive(now)
-            if holder.beat is not None
-            and holder.beat.status is ReplicaStatus.READY
-            and holder.beat.base_hash == self._base_hash
-        }
-
-    def _heard(self, change: Change[ReplicaState]) -> None:
-        state, now = change.value, self._clock.now
-        match state:
-            case ReplicaClaim():
-                self._places.add(state.replica)
-                self._holders.claimed(state.replica, change.offset, state.start_offset, change.live, now)
-            case ReplicaBeat():
-                self._places.add(state.replica)
-                gone = state.reason if state.status is ReplicaStatus.GONE else None
-                self._holders.beaten(
-                    state.replica, state.incarnation, state.start_offset, state, change.live, now, gone
-                )
+        if not self._replicas.heard:
+            return None
+        serving = self._replicas.serving(self._base_hash)
+        return {place: beat.residency.gpu_adapters for place, beat in serving.items()}
 
     def _due(self, *wish: str) -> bool:
         """Whether the wish was not sent within the last AGAIN_S; notes that it is now."""

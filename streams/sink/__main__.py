@@ -1,4 +1,5 @@
-"""`python -m streams.sink`: Kafka's `finished` and `cache-events` into ClickHouse, and the reconciler beside it.
+"""`python -m streams.sink`: Kafka's `finished` and `cache-events` into ClickHouse; beside it the reconciler and the
+mirror of the fleet's tables.
 
 Prints `ready` when it has started. Runs until SIGTERM or SIGINT, which it may get at any moment, as it may kill -9.
 Exit code 1: settings that cannot be used, or a second sink.
@@ -12,6 +13,7 @@ import sys
 
 from schemas.topics import CACHE_EVENTS, FINISHED
 from streams.bus.errors import SettingsError
+from streams.sink.mirror import Mirror
 from streams.sink.reconciler import Reconciler
 from streams.sink.settings import SinkSettings
 from streams.sink.sink import SecondSink, TopicSink
@@ -30,6 +32,7 @@ async def run(settings: SinkSettings, warehouse: Warehouse) -> None:
             for sink, start in zip(sinks, starts, strict=True):
                 group.create_task(sink.follow(start))
             group.create_task(Reconciler(settings.kafka, warehouse, sinks[0]).run(), name="reconciler")
+            group.create_task(Mirror(settings.kafka, warehouse).run(), name="mirror")
     finally:
         await warehouse.close()
 

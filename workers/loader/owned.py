@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.adapters import AdapterRecord
 from schemas.placement import OwnerPlan
-from streams.placement.rendezvous import OWNERS, ranked
+from streams.placement.placements import owners_of
 
 SETTLED_S = 5.0
 HALF_LIFE_S = 600.0
@@ -54,10 +54,7 @@ class Usage:
 
 def owns(replica: int, adapter_id: str, live: frozenset[int], plan: OwnerPlan | None) -> bool:
     """Whether `replica` is among the adapter's owners."""
-    if plan is not None and replica in plan.pins:
-        return True
-    owners = plan.owners if plan is not None else OWNERS
-    return replica in live and replica in ranked(adapter_id, live)[:owners]
+    return replica in owners_of(adapter_id, live, plan)
 
 
 def most_used_first(

@@ -4,10 +4,10 @@ from datetime import date
 import clickhouse_connect
 import pytest
 
-from infra.clickhouse.schema import TABLES as SCHEMA_TABLES
 from schemas.topics import FINISHED
 from streams.bus.errors import SettingsError
 from streams.sink.block import Block, Bounds
+from streams.sink.mirror import ADAPTER_COLUMNS, ALIAS_COLUMNS, PLACEMENT_COLUMNS
 from streams.sink.progress import COLUMNS
 from streams.sink.rows import TABLES, columns, day_of, row, timestamp
 from streams.sink.settings import SinkSettings
@@ -55,10 +55,11 @@ def test_settings_hide_the_password() -> None:
 
 @pytest.mark.real
 def test_the_tables_have_these_columns(clickhouse: str) -> None:
-    assert set(SCHEMA_TABLES) == {*TABLES.values(), "sink_progress"}
+    written = {table: columns(table) for table in TABLES.values()} | {"sink_progress": list(COLUMNS)}
+    for kept, names in ("adapter", ADAPTER_COLUMNS), ("alias", ALIAS_COLUMNS), ("placement", PLACEMENT_COLUMNS):
+        written[f"{kept}_rows"] = [*names, "written_ms", "gone"]
     with clickhouse_connect.get_client(dsn=clickhouse) as client:
-        for table in SCHEMA_TABLES:
-            found = [name for name, *_ in client.query(f"DESCRIBE {table}").result_rows]
-            assert found == (list(COLUMNS) if table == "sink_progress" else columns(table))
+        for table, names_ in written.items():
+            assert [name for name, *_ in client.query(f"DESCRIBE {table}").result_rows] == names_
     assert columns("cache_events")[0] == "at"
     assert event(1).event == "load"

@@ -12,55 +12,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from schemas.adapters import RegisterAdapter
 from streams.adapters.canonical import read_canonical
 from streams.adapters.locations import parse_location
 from streams.adapters.refusals import Refusals
 from streams.adapters.sources import Sources
 from streams.adapters.store import S3Settings, Unavailable, open_store
 from streams.control.compiler import Base, Compiler
-from streams.control.registry import Compiled
-from tests.streams.adapters.files import BASE_HASH, TINY, config, header, tensors, with_header, write
+from tests.streams.adapters.files import BASE_HASH, TINY, config, tensors, write
+from tests.streams.control.bad_adapters import COMMANDS, FILES, HONEST, MODULES, Place, answers
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
-MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-
-
-class Place:
-    """A compiler whose sources are the folder `in`, and an honest adapter of acme in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.inbox, self.store, self.scratch = folder / "in", folder / "store", folder / "scratch"
-        for one in (self.inbox, self.store, self.scratch):
-            one.mkdir()
-        settings = S3Settings()
-        self.compiler = Compiler(
-            Base(BASE_HASH, TINY),
-            8,
-            Sources(f"file://{self.inbox}", settings),
-            open_store(parse_location(f"file://{self.store}"), settings),
-        )
-        self.path, self.checksum = write(self.inbox / "acme", tensors(), config())
-
-    def command(self, **changes: Any) -> RegisterAdapter:
-        honest = RegisterAdapter(
-            "c", "acme/support@7", 7, BASE_HASH, 4, 8.0, MODULES, f"file://{self.path}", self.checksum
-        )
-        return msgspec.structs.replace(honest, **changes)
-
-    def compile(self, command: RegisterAdapter) -> Compiled:
-        found = self.compiler.compile(command, self.scratch)
-        assert isinstance(found, Compiled), found.found
-        return found
-
-    def refused(self, command: RegisterAdapter) -> dict[str, str]:
-        found = self.compiler.compile(command, self.scratch)
-        assert isinstance(found, Refusals)
-        assert not list(self.store.iterdir())
-        told: dict[str, str] = {}
-        for reason in found.found:
-            told[reason.field] = f"{told.get(reason.field, '')} {reason.message}"
-        return told
 
 
 @pytest.fixture
@@ -96,70 +57,11 @@ def test_what_does_not_change_the_result_does_not_change_the_id(place: Place, tm
     assert second.weights_uri != first.weights_uri
 
 
-COMMANDS: list[tuple[str, dict[str, Any], str]] = [
-    ("adapter_id", {"adapter_id": "acme/support"}, "customer/name@version"),
-    ("adapter_id", {"adapter_id": "../support@7"}, "customer/name@version"),
-    ("version", {"version": 6}, "says 7"),
-    ("base_model_hash", {"base_model_hash": "c" * 64}, BASE_HASH),
-    ("base_model_hash", {"base_model_hash": ""}, BASE_HASH),
-    ("rank", {"rank": 8}, "r = 4"),
-    ("rank", {"rank": 0}, "1 to 8"),
-    ("rank", {"rank": 16}, "1 to 8"),
-    ("alpha", {"alpha": 16.0}, "lora_alpha = 8"),
-    ("target_modules", {"target_modules": ["q_proj"]}, "k_proj"),
-    ("target_modules", {"target_modules": []}, "empty"),
-    ("target_modules", {"target_modules": [*MODULES, "lm_head"]}, "lm_head"),
-    ("checksum", {"checksum": "0" * 64}, "sha256 is"),
-    ("checksum", {"checksum": "abc"}, "64 lower-case hex"),
-    ("checksum", {"checksum": "A" * 64}, "64 lower-case hex"),
-    ("weights_uri", {"weights_uri": "file:///etc/passwd"}, ".safetensors"),
-    ("weights_uri", {"weights_uri": "file:///etc/x.safetensors"}, "not below"),
-    ("weights_uri", {"weights_uri": "s3://another-bucket/x.safetensors"}, "not below"),
-    ("weights_uri", {"weights_uri": "https://example.org/x.safetensors"}, "s3://bucket/key"),
-    ("weights_uri", {"weights_uri": "http://169.254.169.254/latest/meta-data"}, "s3://bucket/key"),
-    ("weights_uri", {"weights_uri": ""}, "s3://bucket/key"),
-]
-
-
 @pytest.mark.parametrize(("field", "changes", "says"), COMMANDS)
 def test_a_command_that_lies(place: Place, field: str, changes: dict[str, Any], says: str) -> None:
     found = place.refused(place.command(**changes))
     assert set(found) == {field}
     assert says in found[field]
-
-
-def _with_header_of(data: bytes, name: str, **fields: Any) -> bytes:
-    told = header(data)
-    told[name] = {**told[name], **fields}
-    return with_header(data, told)
-
-
-HONEST = save(tensors())
-Q0A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-Q0B = Q0A.replace("lora_A", "lora_B")
-FILES: dict[str, tuple[bytes, dict[str, Any] | bytes, str, str]] = {
-    "truncated": (HONEST[:-100], config(), "weights_uri", "truncated"),
-    "empty": (b"", config(), "weights_uri", "truncated"),
-    "pickle": (b"\x80\x04cposix\nsystem\n", config(), "weights_uri", "no safetensors"),
-    "zip": (b"PK\x03\x04" + b"\0" * 100, config(), "weights_uri", "no safetensors"),
-    "huge header": ((1 << 40).to_bytes(8, "little") + b"{}", config(), "weights_uri", "header"),
-    "overlap": (_with_header_of(HONEST, Q0B, data_offsets=[0, 512]), config(), "weights_uri", "tensor"),
-    "too large": (b"\0" * (9 << 20), config(), "weights_uri", "at most"),
-    "nan": (save({**tensors(), Q0A: np.full((4, 32), np.nan, np.float32)}), config(), f"tensors.{Q0A}", "finite"),
-    "untrained": (save({n: v * ("lora_A" in n) for n, v in tensors().items()}), config(), "tensors", "zero"),
-    "wrong shape": (save({**tensors(), Q0A: np.ones((4, 33), np.float32)}), config(), f"tensors.{Q0A}", "[4, 32]"),
-    "other rank in the file": (save(tensors(rank=2)), config(), f"tensors.{Q0A}", "[4, 32]"),
-    "float64": (save({**tensors(), Q0A: np.ones((4, 32))}), config(), "weights_uri", "F64"),
-    "missing layer": (save(tensors(layers=(0, 1))), config(), "tensors.layers.2.q_proj.lora_A", "missing"),
-    "extra tensor": (save({**tensors(), "lm_head": np.ones(3, np.float32)}), config(), "tensors.lm_head", "no LoRA"),
-    "dora": (HONEST, config(use_dora=True), "adapter_config.use_dora", "DoRA"),
-    "bias": (HONEST, config(bias="lora_only"), "adapter_config.bias", "none"),
-    "saved modules": (HONEST, config(modules_to_save=["lm_head"]), "adapter_config.modules_to_save", "not served"),
-    "unknown field": (HONEST, config(new_trick=7), "adapter_config.new_trick", "unknown"),
-    "rank pattern above the limit": (HONEST, config(rank_pattern={"q_proj": 64}), "rank", "64"),
-    "config no json": (HONEST, b"{", "adapter_config", "JSON"),
-    "config too large": (HONEST, b" " * 300_000, "adapter_config", "at most"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -170,6 +72,12 @@ def test_a_file_that_is_wrong(place: Place, name: str) -> None:
     assert says in found[field]
     if not field.startswith("tensors") and name not in ("rank pattern above the limit",):
         assert set(found) == {field}
+
+
+def test_each_bad_adapter_is_told_why(tmp_path: Path) -> None:
+    told = answers(tmp_path)
+    assert len(told) > 90
+    assert all(reasons for _, reasons in told)
 
 
 def test_a_bin_file(place: Place) -> None:

@@ -9,6 +9,7 @@ from replay.engine_bench_registered import measure_registered
 from replay.engine_bench_rig import REQUESTS, Rig, base_leases, image_of, shared, turns, write_adapters
 from streams.adapters.shape import ModelShape
 from tests.workers.engine.tiny import save_tiny
+from workers.engine import engine
 from workers.engine.compiled import best_isa
 
 SHAPE = ModelShape(layers=1, hidden=16, intermediate=32, heads=1, kv_heads=1, head_dim=16, vocab=64, context=128)
@@ -51,6 +52,14 @@ def test_the_engine_serves_every_kind_of_run(tmp_path: Path) -> None:
     assert {name: len(seconds) for name, seconds in took.items()} == {"base": 3, "mixed": 3, "prompt": 3}
     found = measure_registered([2, 50], rig, images, 8, 2, lambda name, parts: lambda: None)
     assert [(each.registered, each.active) for each in found] == [(4, 4), (50, 4)]
+
+
+def test_an_audit_of_leases_comes_by_the_clock_and_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "AUDIT_S", 0.0)
+    rig = Rig(save_tiny(tmp_path / "tiny"), 1, 1, 24)
+    assert rig.serve([""], 8, 2).output_tokens == 2
 
 
 def test_a_run_that_gives_fewer_tokens_is_refused(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ class Gateway:
     def _resolve_anew(self, ask: Ask) -> Ask | None:
         """The alias may point elsewhere by now. None: there is no such model any more."""
         try:
-            target = self.catalogue.resolve(ask.customer, ask.model)
+            target = self.catalogue.resolve(ask.customer, ask.model, ask.conversation)
         except ApiError:
             return None
         if target.adapter == ask.adapter:

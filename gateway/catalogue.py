@@ -8,6 +8,7 @@ ignored. An alias is resolved here and nowhere else. Whatever a customer may not
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gateway.conversation import takes
 from gateway.errors import ApiError
 from schemas.adapters import AdapterRecord, AliasRecord
 from schemas.reasons import AdapterStatus
@@ -50,11 +51,14 @@ class Catalogue:
         elif _newer(record, self._aliases.get(alias)):
             self._aliases[alias] = record
 
-    def resolve(self, customer: str, model: str) -> Target:
-        """Raises ApiError: model_not_found, the same for unknown, foreign and retired; or quarantined."""
+    def resolve(self, customer: str, model: str, conversation: int) -> Target:
+        """An alias with a trial stands for one of two versions, by the conversation.
+
+        Raises ApiError: model_not_found, the same for unknown, foreign and retired; or quarantined.
+        """
         if model == self.base_name:
             return BASE
-        record = self._find(customer, model)
+        record = self._tried(customer, model, conversation) or self._find(customer, model)
         if record is None or record.status is AdapterStatus.RETIRED:
             raise not_found(model)
         if record.status is AdapterStatus.QUARANTINED:
@@ -87,6 +91,14 @@ class Catalogue:
         for record in self.adapters(customer):
             if record.status is AdapterStatus.READY and record.base_model_hash == self._base_hash:
                 yield record.adapter_id, record
+
+    def _tried(self, customer: str, model: str, conversation: int) -> AdapterRecord | None:
+        """The version on trial, where it serves the conversation. One that is not ready serves none."""
+        alias = self._aliases.get(model)
+        if alias is None or alias.trial is None or not takes(alias.trial, model, conversation):
+            return None
+        record = self._find(customer, alias.trial.adapter_id)
+        return record if record is not None and record.status is AdapterStatus.READY else None
 
     def _find(self, customer: str, model: str) -> AdapterRecord | None:
         try:

@@ -114,7 +114,7 @@ class Chat:
         customer = identity.customer
         if not identity.key.allows(asked.model):
             raise not_found(asked.model)
-        target = self._catalogue.resolve(customer.customer, asked.model)
+        target = self._catalogue.resolve(customer.customer, asked.model, asked.conversation)
         self._prompts.check_ids("logit_bias", asked.logit_bias or {})
         return [
             Ask(
@@ -129,6 +129,7 @@ class Chat:
                 stop_ids=self._model.stop_ids,
                 arrived_at=arrived_at,
                 deadline_at=arrived_at + self._limit_s,
+                conversation=asked.conversation,
             )
             for number, (prompt, sampling) in enumerate(product(prompts, asked.sampling()))
         ]

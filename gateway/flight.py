@@ -24,6 +24,7 @@ class Ask:
     stop_ids: list[int]
     arrived_at: float
     deadline_at: float
+    conversation: int = 0
 
 
 class Phase(StrEnum):

@@ -27,7 +27,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Null is as good as absent; defaults are those that OpenAI documents. `user` is taken and ignored.
+    """Null is as good as absent; defaults are those that OpenAI documents. `user` tells conversations apart.
 
     `extensions` are not OpenAI's and have vLLM's names; top_k 0 and -1 mean all ids.
     """
@@ -76,6 +76,11 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def top_logprobs_asked(self) -> int | None:
         """How many alternatives to report with each token's log-probability; None: report nothing."""
         return None
+
+    @property
+    def conversation(self) -> int:
+        """Of the request, as gateway/conversation.py has it."""
+        raise NotImplementedError
 
     @property
     def choices(self) -> int:

@@ -59,7 +59,10 @@ class InternalAdapters:
         )
 
     async def set_alias(self, request: web.Request) -> web.Response:
-        """Answers when no live gateway resolves the alias to the old adapter any more; 202 if `?wait=` ends before."""
+        """Answers when no live gateway resolves the alias to the old adapter any more; 202 if `?wait=` ends before.
+
+        With a `share` below 1 in the body: when each live gateway gives the adapter that share of the conversations.
+        """
         self._readiness.check_tables()
         identity, customer, alias = self._alias(request)
         given = {"alias": alias, "command_id": _command_id(request, customer), "by": identity.principal}
@@ -75,11 +78,13 @@ class InternalAdapters:
     async def _move(self, customer: str, command: SetAlias | RollbackAlias, wait_s: float) -> web.Response:
         self._readiness.check()
         result = await self._registrar.decide(customer, command, wait_s)
-        told = {
+        told: dict[str, object] = {
             "alias": command.alias,
             "adapter_id": result.adapter_id,
             "previous_adapter_id": result.previous_adapter_id,
         }
+        if result.trial_adapter_id:
+            told |= {"trial_adapter_id": result.trial_adapter_id, "trial_share": result.trial_share}
         if pending := result.pending_adapter_id:
             told |= {"pending_adapter_id": pending, "waits_for": f"{self._cold(pending)} to load {pending}"}
         return _told(result, **told)
@@ -98,12 +103,12 @@ class InternalAdapters:
         return _told(result, adapter_id=adapter_id, status=AdapterStatus.RETIRED)
 
     async def adapter(self, request: web.Request) -> web.Response:
-        """The row, and the aliases that point at it."""
+        """The row, and the aliases that point at it, for some conversations or all, or will."""
         _, customer, adapter_id = self._adapter(request)
         record = self._catalogue.adapter(adapter_id)
         if record is None:
             raise ApiError("not_found", f"adapter {adapter_id} is not registered", "adapter_id")
-        pointing = [row.alias for row in self._catalogue.aliases(customer) if row.adapter_id == adapter_id]
+        pointing = [row.alias for row in self._catalogue.aliases(customer) if adapter_id in row.ends]
         return json_answer(msgspec.json.encode(msgspec.to_builtins(record) | {"aliases": pointing}))
 
     async def alias(self, request: web.Request) -> web.Response:
@@ -176,7 +181,8 @@ def read(kind: type[C], body: bytes, given: dict[str, str]) -> C:
     wanted = [field for field in msgspec.structs.fields(kind) if field.name not in fields]
     for field in wanted:
         if field.name not in told:
-            refusals.append(Refusal(field.name, "missing"))
+            if field.required:
+                refusals.append(Refusal(field.name, "missing"))
             continue
         try:
             fields[field.name] = msgspec.convert(told[field.name], field.type)
@@ -221,7 +227,7 @@ def _wait_s(request: web.Request) -> float:
     return int(text)
 
 
-def _told(result: CommandResult, **fields: str) -> web.Response:
+def _told(result: CommandResult, **fields: object) -> web.Response:
     return json_answer(msgspec.json.encode({**fields, "command_id": result.command_id}), result.status)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from gateway.conversation import conversation_id
 from gateway.decoding import bad, decode
 from gateway.errors import ApiError
 from gateway.generation import MAX_CHOICES, Generation, Range
@@ -55,6 +56,12 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
     def top_logprobs_asked(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def conversation(self) -> int:
+        """It begins with all that stands before the first answer."""
+        first = next((n for n, message in enumerate(self.messages, 1) if message.role == "user"), len(self.messages))
+        return conversation_id(self.user, [[message.role, message.text] for message in self.messages[:first]])
+
     def check(self) -> None:
         super().check()
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -75,6 +82,11 @@ class CompletionRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_
     @property
     def top_logprobs_asked(self) -> int | None:
         return self.logprobs
+
+    @property
+    def conversation(self) -> int:
+        """A prompt has no parts: without a user, each is a conversation of its own."""
+        return conversation_id(self.user, [] if self.user else self.prompts)
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -18,9 +18,10 @@ ADAPTER = {
     "size_bytes": "bytes",
     "updated_unix_ms": "since",
 }
-ALIAS = {"alias": "alias", "adapter_id": "adapter", "previous_adapter_id": "previous", "updated_unix_ms": "since"}
+ALIAS = {"alias": "alias", "adapter_id": "adapter", "previous_adapter_id": "previous", "trial": "on trial",
+         "updated_unix_ms": "since"}  # fmt: skip
 EVENT = {"at_unix_ms": "at", "kind": "what", "command": "by command", "alias": "alias", "adapter_id": "adapter",
-         "previous_adapter_id": "from", "by": "who"}  # fmt: skip
+         "share": "share", "previous_adapter_id": "from", "by": "who"}  # fmt: skip
 
 with_wait = click.option(
     "--wait",
@@ -119,12 +120,20 @@ def aliases_list(customer: str, wants_json: bool, home: Path) -> None:
 @aliases.command("set")
 @click.argument("alias")
 @click.argument("adapter_id")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of ALIAS' conversations. Below 1 it is a trial: the rest stays, and it ends by itself if it fails.",
+)
 @with_wait
 @with_json
 @with_home
-def aliases_set(alias: str, adapter_id: str, wait: int, wants_json: bool, home: Path) -> None:
-    """Point ALIAS at ADAPTER_ID: make it, or deploy a version, which is warmed up first."""
-    told = ask(home, "PUT", f"{path_of('aliases', alias)}?wait={wait}", {"adapter_id": adapter_id})
+def aliases_set(alias: str, adapter_id: str, share: float, wait: int, wants_json: bool, home: Path) -> None:
+    """Point ALIAS at ADAPTER_ID: make it, deploy a version, which is warmed up first, or try one."""
+    body = {"adapter_id": adapter_id, "share": share}
+    told = ask(home, "PUT", f"{path_of('aliases', alias)}?wait={wait}", body)
     _moved(told, alias, wants_json)
 
 
@@ -134,7 +143,7 @@ def aliases_set(alias: str, adapter_id: str, wait: int, wants_json: bool, home: 
 @with_json
 @with_home
 def aliases_rollback(alias: str, wait: int, wants_json: bool, home: Path) -> None:
-    """Point ALIAS back at its previous adapter, or call off the version that it is about to move to."""
+    """Point ALIAS back at its previous adapter, or call off the version that it is about to move to, or tries."""
     _moved(ask(home, "POST", f"{path_of('aliases', alias, 'rollback')}?wait={wait}"), alias, wants_json)
 
 
@@ -152,4 +161,5 @@ def _moved(told: dict[str, Any], alias: str, wants_json: bool) -> None:
         say(told, f"{alias} -> {told['adapter_id']} still: waits for {told['waits_for']}", wants_json)
         sys.exit(NOT_YET)
     came = f", before {told['previous_adapter_id']}" if told["previous_adapter_id"] else ""
-    say(told, f"{alias} -> {told['adapter_id']}{came}", wants_json)
+    tried = f", and {told['trial_adapter_id']} on trial for {told['trial_share']:.1%}" if "trial_share" in told else ""
+    say(told, f"{alias} -> {told['adapter_id']}{came}{tried}", wants_json)

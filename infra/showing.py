@@ -62,6 +62,12 @@ def _cell(name: str, value: Any) -> str:
         if not value:
             return "-"
         return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    if value is None:
+        return "-"
+    if name == "trial":
+        return f"{value['adapter_id']} {value['share']:.1%}"
+    if name == "share":
+        return f"{value:.1%}"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -39,14 +39,17 @@ class RetireAdapter(msgspec.Struct, frozen=True, tag="retire", forbid_unknown_fi
 
 
 class SetAlias(msgspec.Struct, frozen=True, tag="alias", forbid_unknown_fields=True):
+    """`share` below 1: this share of the alias' conversations goes to the adapter, as a trial; the rest stays."""
+
     command_id: str
     alias: str
     adapter_id: str
     by: str = BY_TOPIC
+    share: float = 1.0
 
 
 class RollbackAlias(msgspec.Struct, frozen=True, tag="rollback", forbid_unknown_fields=True):
-    """Back to the record's previous adapter; a second one leads forward again."""
+    """Back to the record's previous adapter; a second one leads forward again. What is only tried is called off."""
 
     command_id: str
     alias: str
@@ -66,6 +69,30 @@ class PendingFlip(msgspec.Struct, frozen=True):
     deadline_unix_ms: int
     command_partition: int
     command_offset: int
+    share: float = 1.0
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A version beside the one that the alias points at: it serves `share` of the alias' conversations.
+
+    `command_id` began it or gave it this share; `since_unix_ms` is when it began.
+    """
+
+    adapter_id: str
+    share: float
+    command_id: str
+    by: str
+    since_unix_ms: int
+
+
+class EndTrial(msgspec.Struct, frozen=True, tag="end-trial", forbid_unknown_fields=True):
+    """What the registry tells itself: a trial has failed. Nothing is done if `trial` is not the alias' any more."""
+
+    command_id: str
+    alias: str
+    trial: Trial
+    why: str
+    by: str = BY_TOPIC
 
 
 class ConcludeFlip(msgspec.Struct, frozen=True, tag="conclude", forbid_unknown_fields=True):
@@ -79,8 +106,8 @@ class ConcludeFlip(msgspec.Struct, frozen=True, tag="conclude", forbid_unknown_f
     by: str = BY_TOPIC
 
 
-AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias | RollbackAlias | ConcludeFlip
-AliasCommand = SetAlias | RollbackAlias | ConcludeFlip
+AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias | RollbackAlias | ConcludeFlip | EndTrial
+AliasCommand = SetAlias | RollbackAlias | ConcludeFlip | EndTrial
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -91,7 +118,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer to one command, keyed by its id.
+    """The answer to one command, keyed by its id. Of an alias it says all of what stands behind it.
 
     status 200 (already so), 201 (created), 404, 409 (another content under this id) or 422 (with every reason). 202: an
     alias will move to `pending_adapter_id` when that is warm; a second result follows, 200, 409 (another command took
@@ -111,6 +138,8 @@ class CommandResult(msgspec.Struct, frozen=True, omit_defaults=True):
     partition: int = -1
     offset: int = -1
     pending_adapter_id: str = ""
+    trial_adapter_id: str = ""
+    trial_share: float = 0.0
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
@@ -154,13 +183,20 @@ class AliasRecord(msgspec.Struct, frozen=True):
     updated_unix_ms: int
     commands: list[str] = []
     pending: PendingFlip | None = None
+    trial: Trial | None = None
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Where the alias points, for some conversations or for all, and where it will."""
+        beside = (other.adapter_id for other in (self.pending, self.trial) if other is not None)
+        return (self.adapter_id, *beside)
 
 
 class AdapterEvent(msgspec.Struct, frozen=True):
     """What became of one command, in `adapter-events`: a change, or a refusal with every reason.
 
     (command_partition, command_offset, kind) is its identity: a crash may write it twice. `previous_adapter_id` is
-    where an alias came from.
+    where an alias came from, or stays; `share` of its conversations go, or will go, to `adapter_id`.
     """
 
     customer: str
@@ -177,3 +213,4 @@ class AdapterEvent(msgspec.Struct, frozen=True):
     previous_adapter_id: str = ""
     status: int = 200
     reasons: list[Refusal] = []
+    share: float = 1.0

@@ -66,7 +66,8 @@ class EventKind(StrEnum):
     RETIRED = "retired"
     WARMING = "warming"  # an alias will point elsewhere once that is warm
     MOVED = "moved"  # an alias is new, or points elsewhere
-    KEPT = "kept"  # it did not get warm, or was called off: the alias stays
+    TRIED = "tried"  # a share of an alias' conversations goes to another version
+    KEPT = "kept"  # it did not get warm, was called off, or failed on trial: the alias stays
     REFUSED = "refused"
 
 

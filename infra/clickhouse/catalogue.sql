@@ -31,6 +31,8 @@ CREATE TABLE IF NOT EXISTS alias_rows
     adapter_id          String,
     previous_adapter_id String,
     pending_adapter_id  String,
+    trial_adapter_id    String,
+    trial_share         Float64,
     updated_at          DateTime64(3, 'UTC'),
     written_ms          UInt64,
     gone                UInt8

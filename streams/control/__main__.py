@@ -56,7 +56,7 @@ async def run(settings: ControlSettings) -> None:
                         tasks.create_task(_tell_ready(assigned), name="ready"),
                         tasks.create_task(_until_it_ends(app, registrar, deployer), name="watch"),
                         tasks.create_task(deployer.run(registrar), name="deployer"),
-                        tasks.create_task(Demand(settings.kafka, writer).run(), name="demand"),
+                        tasks.create_task(Demand(settings.kafka, writer, deployer.trials.note).run(), name="demand"),
                     ]
                     await stop.wait()
                     for task in watch:

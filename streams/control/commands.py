@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 
-from schemas.adapters import AdapterCommand, ConcludeFlip, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    ConcludeFlip,
+    EndTrial,
+    RegisterAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from streams.adapters.refusals import Refusals, clip
 
 _KINDS: dict[str, type[AdapterCommand]] = {
@@ -16,6 +24,7 @@ _KINDS: dict[str, type[AdapterCommand]] = {
     "alias": SetAlias,
     "rollback": RollbackAlias,
     "conclude": ConcludeFlip,
+    "end-trial": EndTrial,
 }
 _LONGEST_ID = 200
 

@@ -7,6 +7,7 @@ crash costs a window. Ordering relied on: none. An adapter that nobody asks for 
 
 import logging
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from schemas.placement import AdapterStats
@@ -59,10 +60,18 @@ class Window:
 
 
 class Demand:
-    def __init__(self, settings: KafkaSettings, writer: Writer, window_s: float = WINDOW_S) -> None:
+    """`also`: is told of each request, too."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        writer: Writer,
+        also: Callable[[RequestFinished], None],
+        window_s: float = WINDOW_S,
+    ) -> None:
         starts: dict[int, Start] = dict.fromkeys(range(settings.partitions(FINISHED)), "end")
         self._reader = Reader(settings, {FINISHED: starts}, "demand", fetch_wait_ms=500)
-        self._writer, self._window_s = writer, window_s
+        self._writer, self._also, self._window_s = writer, also, window_s
 
     async def run(self) -> NoReturn:
         """For ever."""
@@ -74,6 +83,7 @@ class Demand:
                     for record in await self._reader.poll(min(POLL_S, max(0.0, ends - time.monotonic()))):
                         if isinstance(record.value, RequestFinished):
                             window.add(record.value)
+                            self._also(record.value)
                 except OffsetLost as lost:
                     log.warning("requests were not counted: %s", lost)
                     self._reader.seek(FINISHED, lost.partition, lost.end)

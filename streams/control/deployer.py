@@ -1,9 +1,10 @@
-"""Warms what aliases are about to point at, concludes their flips, and takes old versions out of their slots.
+"""Warms what aliases are about to point at, concludes their flips, ends trials, takes old versions out of their slots.
 
-Owns nothing that a crash could lose: what is pending stands in the alias rows, with its deadline, and who has what in
-its slots in the replicas' beats. Decides nothing either: that a flip is over is a command to the registry, in the log,
-and is decided there (registry.py). So every control process may run one of these: commands and conclusions that come
-twice do nothing. Ordering relied on: none.
+Owns nothing that a crash could lose: what is pending or tried stands in the alias rows, and who has what in its slots
+in the replicas' beats. (A version whose trial has just ended is the one thing that a new process does not know: it
+leaves its slot when the place is needed.) Decides nothing either: that a flip or a trial is over is a command to the
+registry, in the log, and is decided there (moves.py). So every control process may run one of these: commands and
+conclusions that come twice do nothing. Ordering relied on: none.
 Replicas take a Load or an Unload as a wish and answer nothing; the next beat shows what is, and a wish that is not met
 is sent again. An old version, which leaves a slot only after its last request, is wished away until it is in none, for
 DRAIN_S at most; whoever asks for it by its id after that keeps it.
@@ -16,7 +17,7 @@ import time
 import uuid
 from typing import NoReturn
 
-from schemas.adapters import AliasRecord, ConcludeFlip, PendingFlip
+from schemas.adapters import AliasRecord, ConcludeFlip, EndTrial, PendingFlip, Trial
 from schemas.placement import Load, OwnerPlan, Unload
 from schemas.replicas import ReplicaState
 from schemas.topics import ADAPTER_COMMANDS, OWNER_PLANS, REPLICA_COMMANDS, REPLICAS
@@ -26,7 +27,7 @@ from streams.bus.table import Change, Table, TableReader
 from streams.bus.writer import Writer
 from streams.control import warmup
 from streams.control.registrar import Registrar
-from streams.control.registry import ends
+from streams.control.trials import Trials
 from streams.placement.rendezvous import OWNERS
 from streams.presence.replicas import Replicas
 
@@ -48,19 +49,21 @@ class Deployer:
         self.reader = TableReader(settings, [self._plans, replicas], "deployer tables")
         self._writer, self._base_hash = writer, base_hash
         self._flips: dict[str, AliasRecord] = {}  # rows with a pending flip, by alias
-        self._left: dict[str, AliasRecord] = {}  # rows that have left an adapter not long ago, by alias
+        self._left: dict[str, int] = {}  # adapters that an alias has left -> when, in unix ms
+        self.trials = Trials()
         self._asked: dict[tuple[str, ...], float] = {}  # when each wish was last sent, monotonic
 
     def note(self, change: Change[AliasRecord]) -> None:
         """A record of `aliases`."""
+        self.trials.note_alias(change)
         self._flips.pop(change.key, None)
-        self._left.pop(change.key, None)
         if (row := change.value) is None:
             return
         if row.pending is not None:
             self._flips[row.alias] = row
-        elif row.previous_adapter_id:
-            self._left[row.alias] = row
+        before = change.previous.ends if change.previous is not None else ()
+        for adapter_id in {row.previous_adapter_id, *before} - {"", *row.ends}:
+            self._left[adapter_id] = row.updated_unix_ms
 
     async def run(self, registrar: Registrar) -> NoReturn:
         """For ever."""
@@ -73,8 +76,10 @@ class Deployer:
                 for row in list(self._flips.values()):
                     await self._advance(registrar, row, slots)
                 if slots is not None:
-                    for row in list(self._left.values()):
-                        await self._drain(registrar, row, slots)
+                    for adapter_id in list(self._left):
+                        await self._drain(registrar, adapter_id, slots)
+                for row, trial, why in list(self.trials.failed(registrar.adapters)):
+                    await self._end_trial(row, trial, why)
             except BusUnavailable as error:
                 log.warning("tried again: %s", error)
             await asyncio.sleep(LOOK_S)
@@ -100,15 +105,20 @@ class Deployer:
             command = ConcludeFlip(uuid.uuid4().hex, row.alias, flip, warm, why, REGISTRY)
             await self._writer.send(ADAPTER_COMMANDS, command, key=row.customer)
 
-    async def _drain(self, registrar: Registrar, row: AliasRecord, slots: dict[int, list[str]]) -> None:
-        old = row.previous_adapter_id
-        too_late = time.time() - row.updated_unix_ms / 1000 > DRAIN_S
+    async def _end_trial(self, row: AliasRecord, trial: Trial, why: str) -> None:
+        if self._due("end trial", row.alias, trial.command_id):
+            log.error("%s: the trial of %s ends: %s", row.alias, trial.adapter_id, why)
+            command = EndTrial(uuid.uuid4().hex, row.alias, trial, why, REGISTRY)
+            await self._writer.send(ADAPTER_COMMANDS, command, key=row.customer)
+
+    async def _drain(self, registrar: Registrar, old: str, slots: dict[int, list[str]]) -> None:
+        too_late = time.time() - self._left[old] / 1000 > DRAIN_S
         if too_late or not any(old in held for held in slots.values()):
-            del self._left[row.alias]
+            del self._left[old]
             return
         if not self._due("unload", old):
             return
-        in_use = {adapter for _, other in registrar.aliases.items() for adapter in ends(other)}
+        in_use = {adapter for _, other in registrar.aliases.items() for adapter in other.ends}
         content = {
             adapter: found.content_id
             for adapter in in_use | {old}

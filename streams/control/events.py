@@ -17,6 +17,8 @@ from schemas.adapters import (
     AliasCommand,
     AliasRecord,
     ConcludeFlip,
+    EndTrial,
+    Refusal,
     RegisterAdapter,
     RetireAdapter,
     RollbackAlias,
@@ -31,6 +33,7 @@ NAMES: dict[type[AdapterCommand], str] = {
     SetAlias: "alias",
     RollbackAlias: "rollback",
     ConcludeFlip: "conclude",
+    EndTrial: "end-trial",
 }
 NOT_WARM = 504
 REFUSALS = (404, 409, 422)  # of others nothing was decided: they may be sent again
@@ -71,8 +74,14 @@ def _alias(
     name = command.flip.command if isinstance(command, ConcludeFlip) else NAMES[type(command)]
     waits = row.pending
     kind, to, came = EventKind.MOVED, row.adapter_id, row.previous_adapter_id
-    if waits is not None:
-        kind, to, came = EventKind.WARMING, waits.adapter_id, row.adapter_id
+    share, reasons = 1.0, decision.result.refusals
+    if isinstance(command, EndTrial):
+        kind, to, came = EventKind.KEPT, row.adapter_id, command.trial.adapter_id
+        reasons = [Refusal("share", f"{command.trial.adapter_id} is no longer tried: {command.why}")]
+    elif waits is not None:
+        kind, to, came, share = EventKind.WARMING, waits.adapter_id, row.adapter_id, waits.share
+    elif row.trial is not None and row.trial.command_id == told.command_id:
+        kind, to, came, share = EventKind.TRIED, row.trial.adapter_id, row.adapter_id, row.trial.share
     elif decision.result.status == NOT_WARM or not moved(command, row):
         kind = EventKind.KEPT
     return AdapterEvent(
@@ -88,7 +97,8 @@ def _alias(
         alias=row.alias,
         previous_adapter_id=came,
         status=decision.result.status,
-        reasons=decision.result.refusals,
+        reasons=reasons,
+        share=share,
     )
 
 

@@ -25,10 +25,8 @@ from schemas.adapters import (
     AliasCommand,
     AliasRecord,
     CommandResult,
-    ConcludeFlip,
     RegisterAdapter,
     RetireAdapter,
-    RollbackAlias,
     SetAlias,
 )
 from schemas.customers import Customer
@@ -40,7 +38,7 @@ from streams.bus.errors import BusUnavailable
 from streams.bus.settings import KafkaSettings
 from streams.bus.table import Change, Table, TableReader
 from streams.bus.writer import Writer, Written
-from streams.control import registry
+from streams.control import moves, registry
 from streams.control.commands import BadCommand, read_command
 from streams.control.compiler import Compiler
 from streams.control.events import event_of
@@ -124,17 +122,10 @@ class Registrar:
         if not isinstance(command, RegisterAdapter):
             if refusals:
                 return Decision(registry.refused(command, refusals.found))
-            if (again := registry.delivered_again(self._state, command, origin)) is not None:
-                return again
-            match command:
-                case RetireAdapter():
-                    return registry.retire(self._state, command, origin)
-                case SetAlias():
-                    return registry.set_alias(self._state, command, origin)
-                case RollbackAlias():
-                    return registry.rollback(self._state, command, origin)
-                case ConcludeFlip():
-                    return registry.conclude(self._state, command, origin)
+            if isinstance(command, AliasCommand):
+                return moves.decide(self._state, command, origin)
+            again = registry.delivered_again(self._state, command, origin)
+            return again or registry.retire(self._state, command, origin)
         settled = registry.delivered_again(self._state, command, origin)
         settled = settled or registry.register_retired(self._state, command)
         if settled is not None:
@@ -207,7 +198,7 @@ class Registrar:
 def _check_names(command: AdapterCommand, key: bytes | None) -> Refusals:
     """The names' form, and that the record's key is the customer whose names they are: it decides the one writer."""
     refusals, customers = Refusals(), set()
-    if not isinstance(command, RollbackAlias | ConcludeFlip):
+    if isinstance(command, RegisterAdapter | RetireAdapter | SetAlias):
         try:
             customers.add(parse_adapter(command.adapter_id).customer)
         except InvalidName as error:

@@ -123,7 +123,10 @@ ADAPTER_COLUMNS = (
     "adapter_id", "tenant_id", "version", "base_model_hash", "rank", "alpha", "target_modules", "size_bytes",
     "weights_uri", "checksum", "status", "content_id", "updated_at",
 )  # fmt: skip
-ALIAS_COLUMNS = ("alias", "tenant_id", "adapter_id", "previous_adapter_id", "pending_adapter_id", "updated_at")
+ALIAS_COLUMNS = (
+    "alias", "tenant_id", "adapter_id", "previous_adapter_id", "pending_adapter_id", "trial_adapter_id",
+    "trial_share", "updated_at",
+)  # fmt: skip
 PLACEMENT_COLUMNS = ("adapter_id", "replica_id", "role", "tier")
 
 
@@ -136,4 +139,8 @@ def _adapter(row: AdapterRecord) -> Row:
 
 def _alias(row: AliasRecord) -> Row:
     pending = row.pending.adapter_id if row.pending is not None else ""
-    return row.alias, row.customer, row.adapter_id, row.previous_adapter_id, pending, timestamp(row.updated_unix_ms)
+    trial, share = (row.trial.adapter_id, row.trial.share) if row.trial is not None else ("", 0.0)
+    return (
+        row.alias, row.customer, row.adapter_id, row.previous_adapter_id, pending, trial, share,
+        timestamp(row.updated_unix_ms),
+    )  # fmt: skip

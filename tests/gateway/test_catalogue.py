@@ -39,9 +39,9 @@ def catalogue() -> Catalogue:
 
 
 def test_alias_adapter_and_base(catalogue: Catalogue) -> None:
-    assert catalogue.resolve("acme", "acme/support:prod") == Target("acme/support@2", "content of acme/support@2")
-    assert catalogue.resolve("acme", "acme/support@1").adapter == "acme/support@1"
-    assert catalogue.resolve("acme", "base") == BASE
+    assert catalogue.resolve("acme", "acme/support:prod", 0) == Target("acme/support@2", "content of acme/support@2")
+    assert catalogue.resolve("acme", "acme/support@1", 0).adapter == "acme/support@1"
+    assert catalogue.resolve("acme", "base", 0) == BASE
 
 
 def test_unknown_foreign_and_retired_are_the_same(catalogue: Catalogue) -> None:
@@ -52,7 +52,7 @@ def test_unknown_foreign_and_retired_are_the_same(catalogue: Catalogue) -> None:
     ]  # fmt: skip
     for name in names:
         with pytest.raises(ApiError) as refused:
-            catalogue.resolve("acme", name)
+            catalogue.resolve("acme", name, 0)
         problem = refused.value
         answers.add((problem.status, problem.param, problem.shape, problem.message.replace(f"'{name}'", "''")))
     assert len(answers) == 1
@@ -61,18 +61,18 @@ def test_unknown_foreign_and_retired_are_the_same(catalogue: Catalogue) -> None:
 
 def test_quarantined_says_so(catalogue: Catalogue) -> None:
     with pytest.raises(ApiError) as refused:
-        catalogue.resolve("acme", "acme/bad@1")
+        catalogue.resolve("acme", "acme/bad@1", 0)
     assert refused.value.reason == "quarantined"
 
 
 def test_an_older_record_changes_nothing(catalogue: Catalogue) -> None:
     catalogue.apply_alias("acme/support:prod", alias("acme/support:prod", "acme/support@1", offset=7))
     catalogue.apply_alias("acme/support:prod", alias("acme/support:prod", "acme/support@2", offset=6))
-    assert catalogue.resolve("acme", "acme/support:prod").adapter == "acme/support@1"
+    assert catalogue.resolve("acme", "acme/support:prod", 0).adapter == "acme/support@1"
     catalogue.apply_adapter("acme/support@1", adapter("acme/support@1", AdapterStatus.RETIRED, offset=9))
     catalogue.apply_adapter("acme/support@1", adapter("acme/support@1", offset=8))
     with pytest.raises(ApiError):
-        catalogue.resolve("acme", "acme/support@1")
+        catalogue.resolve("acme", "acme/support@1", 0)
 
 
 def test_tombstones_remove(catalogue: Catalogue) -> None:
@@ -84,5 +84,5 @@ def test_tombstones_remove(catalogue: Catalogue) -> None:
 def test_models_are_what_resolves(catalogue: Catalogue) -> None:
     assert [name for name, _ in catalogue.models("acme")] == ["acme/support:prod", "acme/support@1", "acme/support@2"]
     for name, record in catalogue.models("acme"):
-        assert catalogue.resolve("acme", name).adapter == record.adapter_id
+        assert catalogue.resolve("acme", name, 0).adapter == record.adapter_id
     assert list(catalogue.models("nobody")) == []

@@ -16,12 +16,14 @@ from schemas.adapters import (
     AliasRecord,
     CommandResult,
     ConcludeFlip,
+    EndTrial,
     PendingFlip,
     Refusal,
     RegisterAdapter,
     RetireAdapter,
     RollbackAlias,
     SetAlias,
+    Trial,
 )
 from schemas.codec import encode
 from schemas.customers import ApiKey, Customer
@@ -40,6 +42,8 @@ AT = 1_790_000_000_123
 LOAD = LoadReport(read_offset=901, running=3, waiting=2, tokens_in_flight=4096)
 
 FLIP = PendingFlip("acme/support@8", "alias", "cmd-8", "acme pipeline lf-3b1", AT, 6, 43)
+TRY = PendingFlip("acme/support@8", "alias", "cmd-8", "acme pipeline lf-3b1", AT, 6, 43, 0.25)
+TRIAL = Trial("acme/support@8", 0.25, "cmd-8", "acme pipeline lf-3b1", AT)
 
 EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     (
@@ -125,7 +129,10 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     ),
     (topics.ADAPTER_COMMANDS, RetireAdapter("cmd-2", "acme/support@6", "acme pipeline lf-3b1")),
     (topics.ADAPTER_COMMANDS, SetAlias("cmd-3", "acme/support:prod", "acme/support@7", "acme pipeline lf-3b1")),
+    (topics.ADAPTER_COMMANDS, SetAlias("cmd-3", "acme/support:prod", "acme/support@7", "acme pipeline lf-3b1", 0.25)),
+    (topics.ADAPTER_COMMANDS, EndTrial("cmd-10", "acme/support:prod", TRIAL, "3 of 3 failed", "registry")),
     (topics.ADAPTER_COMMANDS, ConcludeFlip("cmd-9", "acme/support:prod", FLIP, True, "none lives", "registry")),
+    (topics.ADAPTER_COMMANDS, ConcludeFlip("cmd-11", "acme/support:prod", TRY, True, "none lives", "registry")),
     (
         topics.ADAPTER_EVENTS,
         AdapterEvent(
@@ -143,6 +150,26 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
             previous_adapter_id="acme/support@6",
             status=409,
             reasons=[Refusal("adapter_id", "it is retired")],
+        ),
+    ),
+    (
+        topics.ADAPTER_EVENTS,
+        AdapterEvent(
+            customer="acme",
+            kind=EventKind.TRIED,
+            by="acme pipeline lf-3b1",
+            at_unix_ms=AT,
+            command="alias",
+            command_id="cmd-8",
+            command_partition=6,
+            command_offset=44,
+            adapter_id="acme/support@8",
+            content_id=SHA,
+            alias="acme/support:prod",
+            previous_adapter_id="acme/support@7",
+            status=200,
+            reasons=[Refusal("alias", "none")],
+            share=0.25,
         ),
     ),
     (
@@ -177,6 +204,24 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
         ),
     ),
     (
+        topics.ADAPTER_RESULTS,
+        CommandResult(
+            command_id="cmd-8",
+            status=200,
+            adapter_id="acme/support@7",
+            content_id=SHA,
+            alias="acme/support:prod",
+            previous_adapter_id="acme/support@6",
+            refusals=[Refusal("alias", "none")],
+            table="aliases",
+            partition=3,
+            offset=12,
+            pending_adapter_id="acme/support@9",
+            trial_adapter_id="acme/support@8",
+            trial_share=0.25,
+        ),
+    ),
+    (
         topics.ADAPTERS,
         AdapterRecord(
             adapter_id="acme/support@7",
@@ -206,6 +251,10 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     (
         topics.ALIASES,
         AliasRecord("acme/support:prod", "acme", "acme/support@7", "acme/support@6", 6, 43, AT, ["cmd-8"], FLIP),
+    ),
+    (
+        topics.ALIASES,
+        AliasRecord("acme/support:prod", "acme", "acme/support@7", "acme/support@6", 6, 44, AT, ["cmd-8"], TRY, TRIAL),
     ),
     (topics.REPLICAS, ReplicaClaim(5, "a8f0", 900, OTHER_SHA, "fp32/avx2/torch 2.15", AT)),
     (

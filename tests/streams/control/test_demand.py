@@ -7,6 +7,7 @@ import pytest
 
 from schemas.placement import AdapterStats
 from schemas.reasons import Tier
+from schemas.stats import RequestFinished
 from schemas.topics import ADAPTER_STATS, FINISHED
 from streams.bus.admin import ensure_topics
 from streams.bus.settings import KafkaSettings
@@ -37,6 +38,7 @@ async def test_the_table_follows_the_requests(kafka: str, namespace: str) -> Non
     settings = KafkaSettings(kafka, namespace=namespace, replica_places=2, gateway_places=2)
     await ensure_topics(settings)
     told: list[AdapterStats] = []
+    also: list[RequestFinished] = []
     idle = asyncio.Event()
 
     def note(change: Change[AdapterStats]) -> None:
@@ -48,7 +50,7 @@ async def test_the_table_follows_the_requests(kafka: str, namespace: str) -> Non
     table = Table[AdapterStats](ADAPTER_STATS, note)
     async with Writer(settings, "test") as writer, TableReader(settings, [table], "stats") as reader:
         await reader.caught_up()
-        running = asyncio.create_task(Demand(settings, writer, window_s=1.0).run())
+        running = asyncio.create_task(Demand(settings, writer, also.append, window_s=1.0).run())
         try:
             async with asyncio.timeout(30):
                 while not told:  # it counts from its own start on
@@ -61,5 +63,6 @@ async def test_the_table_follows_the_requests(kafka: str, namespace: str) -> Non
             await asyncio.wait({running})
     counted = [row for row in told if row.requests]
     assert counted
+    assert {row.request_id for row in also} == {"r1"}
     assert all(row.adapter_id == SUPPORT and row.gpu_hit_rate == 1.0 for row in counted)
     assert all(row.tokens_per_s == row.requests * 7 for row in counted)

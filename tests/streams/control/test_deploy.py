@@ -4,13 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from schemas.adapters import AliasRecord, RollbackAlias, SetAlias
 from schemas.placement import Load
+from schemas.reasons import Outcome
+from schemas.topics import FINISHED
 from tests.gateway.rig import until
 from tests.streams.control.process import Fleet
 from tests.streams.control.replicas import Replica
+from tests.streams.sink.samples import request
 
 pytestmark = pytest.mark.real
 ONE, TWO, PROD = "acme/support@1", "acme/support@2", "acme/support:prod"
@@ -109,6 +113,25 @@ async def test_without_replicas_it_does_not_hang(fleet: Fleet) -> None:
     await begin(fleet)
     await fleet.send(SetAlias("deploy", PROD, TWO))
     assert (await fleet.result("deploy", 2)).status == 200
+
+
+async def test_a_trial_that_fails_ends_by_itself_and_leaves_its_slots(fleet: Fleet, replicas: list[Replica]) -> None:
+    await begin(fleet)
+    await fleet.send(SetAlias("try", PROD, TWO, share=0.25))
+    begun = await fleet.result("try", 2)
+    assert (begun.status, begun.adapter_id, begun.trial_adapter_id, begun.trial_share) == (200, ONE, TWO, 0.25)
+    await fleet.row(begun)
+    assert all(TWO in replica.slots for replica in replicas)
+    for number in range(4):
+        failed = msgspec.structs.replace(
+            request(number), request_id=f"r{number}", model=PROD, adapter=TWO, outcome=Outcome.FAILED
+        )
+        await fleet.writer.send(FINISHED, failed, key="acme")
+    await until(lambda: row(fleet).trial is None, 20, "its end")
+    assert row(fleet).adapter_id == ONE
+    await until(lambda: all(TWO not in replica.slots for replica in replicas), 20, "it leaves")
+    kinds = [event.kind for event in await fleet.history(6)]
+    assert kinds[-3:] == ["warming", "tried", "kept"]
 
 
 # The registry writes: the row with the flip, its event, its result; the conclusion; the row that moves, its event.

@@ -1,6 +1,14 @@
 """Which event each decided command is, and that a second delivery makes the same one."""
 
-from schemas.adapters import AdapterCommand, AdapterEvent, ConcludeFlip, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    AdapterEvent,
+    ConcludeFlip,
+    EndTrial,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from streams.control.events import event_of
 from streams.control.registry import Origin
 from tests.streams.control.test_registry import ONE, PROD, TWO, Log, register
@@ -86,6 +94,24 @@ def test_an_alias_that_stays_says_why() -> None:
     off = story.tell(RollbackAlias("c4", PROD))
     assert off is not None
     assert (off.kind, off.adapter_id, off.command) == ("kept", ONE, "rollback")
+
+
+def test_a_trial_and_its_end_are_told() -> None:
+    story = deployed()
+    told = [story.tell(SetAlias("c2", PROD, TWO, "acme pipeline lf-3b1", 0.25)), story.conclude()]
+    told.append(story.tell(SetAlias("c3", PROD, TWO, share=0.5)))
+    trial = story.aliases[PROD].trial
+    assert trial is not None
+    ended = EndTrial("e", PROD, trial, "3 of 3 failed", "registry")
+    told += [story.tell(ended), story.tell(ended, story.offset)]
+    assert [(event.kind, event.share, event.adapter_id, event.previous_adapter_id) for event in told if event] == [
+        ("warming", 0.25, TWO, ONE), ("tried", 0.25, TWO, ONE), ("tried", 0.5, TWO, ONE), ("kept", 1.0, ONE, TWO),
+        ("kept", 1.0, ONE, TWO),
+    ]  # fmt: skip
+    assert told[3] is not None
+    assert told[3].by == "registry"
+    assert told[3].reasons[0].message == "acme/support@2 is no longer tried: 3 of 3 failed"
+    assert told[3] == told[4]
 
 
 def test_delivered_again_it_is_the_same_event() -> None:

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.adapters import AdapterCommand, ConcludeFlip, PendingFlip, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    ConcludeFlip,
+    EndTrial,
+    PendingFlip,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from schemas.reasons import AdapterStatus
 from streams.control.warmup import Conclude, Load, old_versions, step
 from streams.placement.rendezvous import ranked
@@ -123,8 +131,19 @@ class Concludes(msgspec.Struct, frozen=True):
     stale: bool
 
 
+class Ends(msgspec.Struct, frozen=True):
+    """Of the trial that PROD has when it is told."""
+
+
 MOVES = st.one_of(
-    st.builds(SetAlias, st.just("c"), st.just(PROD), st.sampled_from([ONE, TWO, THREE])),
+    st.builds(
+        SetAlias,
+        st.just("c"),
+        st.just(PROD),
+        st.sampled_from([ONE, TWO, THREE]),
+        share=st.sampled_from([0.1, 0.5, 1.0]),
+    ),
+    st.just(Ends()),
     st.just(RollbackAlias("c", PROD)),
     st.builds(RetireAdapter, st.just("c"), st.sampled_from([ONE, TWO, THREE])),
     st.builds(Concludes, st.booleans(), st.booleans()),
@@ -140,13 +159,18 @@ def test_any_interleaving_however_often_it_is_delivered(moves: list[object], dat
             if len(flips) <= move.stale:
                 continue
             log.conclude(move.warm, "", flips[-1 - move.stale])
+        elif isinstance(move, Ends):
+            if (trial := log.aliases[PROD].trial) is None:
+                continue
+            log.tell(EndTrial(f"e{number}", PROD, trial, "it fails"))
         else:
             assert isinstance(move, SetAlias | RollbackAlias | RetireAdapter)
             log.tell(msgspec.structs.replace(move, command_id=f"c{number}"))
         row = log.aliases[PROD]
         if row.pending is not None and row.pending not in flips:
             flips.append(row.pending)
-        assert log.adapters[row.adapter_id].status is AdapterStatus.READY
+        assert all(log.adapters[end].status is AdapterStatus.READY for end in row.ends)
+        assert row.trial is None or row.trial.adapter_id != row.adapter_id
         # A crash sends the reader back: nothing is written anew, and the newest command gets its answer again.
         before, back = log.snapshot(), data.draw(st.integers(0, len(log.told) - 1))
         for offset in range(back, len(log.told)):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from schemas.adapters import (
     AdapterCommand,
     AdapterRecord,
+    AliasCommand,
     AliasRecord,
     ConcludeFlip,
     RegisterAdapter,
@@ -17,7 +18,7 @@ from schemas.adapters import (
     SetAlias,
 )
 from schemas.reasons import AdapterStatus
-from streams.control import registry
+from streams.control import moves, registry
 from streams.control.registry import Compiled, Decision, Origin, State
 
 
@@ -57,15 +58,11 @@ class Log:
             self.decided[3] = max(self.decided.get(3, -1), decision.record.command_offset)
 
     def _decide(self, command: AdapterCommand, origin: Origin) -> Decision:
+        if isinstance(command, AliasCommand):
+            return moves.decide(self.state, command, origin)
         again = registry.delivered_again(self.state, command, origin)
         if again is not None:
             return again
-        if isinstance(command, SetAlias):
-            return registry.set_alias(self.state, command, origin)
-        if isinstance(command, ConcludeFlip):
-            return registry.conclude(self.state, command, origin)
-        if isinstance(command, RollbackAlias):
-            return registry.rollback(self.state, command, origin)
         if isinstance(command, RetireAdapter):
             return registry.retire(self.state, command, origin)
         retired = registry.register_retired(self.state, command)
@@ -177,9 +174,9 @@ def test_a_command_sent_twice_moves_an_alias_once() -> None:
 
 def test_an_alias_remembers_a_bounded_number_of_commands() -> None:
     log, _ = run([register(ONE), register(TWO, "c" * 64), SetAlias("c", PROD, ONE)])
-    for offset in range(3, 3 + 2 * registry.REMEMBERED):
+    for offset in range(3, 3 + 2 * moves.REMEMBERED):
         assert log.decide(SetAlias("c", PROD, (ONE, TWO)[offset % 2]), offset).result.status == 200
-    assert len(log.aliases[PROD].commands) == registry.REMEMBERED
+    assert len(log.aliases[PROD].commands) == moves.REMEMBERED
 
 
 def test_retire_waits_for_the_aliases() -> None:

@@ -56,7 +56,7 @@ class LlamaModel:
         embedding = weights.take("model.embed_tokens.weight", shape.vocab, shape.hidden)
         self._embedding = operations.weight(embedding)
         if self.config.tied:
-            weights.drop("lm_head.weight")
+            weights.drop("lm_head.weight", embedding)
             self._head = self._embedding
         else:
             self._head = operations.weight(weights.take("lm_head.weight", shape.vocab, shape.hidden))

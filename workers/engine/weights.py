@@ -32,8 +32,12 @@ class BaseWeights:
         kinds = {part.get_dtype() for part in slices if len(part.get_shape()) == 2}
         return torch.bfloat16 if kinds == {"BF16"} else torch.float32
 
+    def vector(self, name: str, size: int) -> Tensor:
+        """A copy in float32, to be kept: the file may be written over while the model is served."""
+        return self.take(name, size).to(torch.float32, copy=True)
+
     def take(self, name: str, *size: int) -> Tensor:
-        """The tensor as stored, of exactly this size. Raises UnsupportedModel."""
+        """The tensor as stored, of exactly this size, where the file is mapped. Raises UnsupportedModel."""
         file = self._of.pop(name, None)
         if file is None:
             raise UnsupportedModel(f"{name}: no such tensor, or asked for twice")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.engine.compiled import NoCompiler, isas
+from workers.engine.compiled import NoCompiler, Refused, isas
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.logits import adjust, adjusts, logprobs
 from workers.engine.merging import PROBES, Weights, difference
@@ -162,6 +162,8 @@ def operations(threads: int) -> Operations:
             break
         except NoCompiler as error:
             _LOG.warning("no native kernels for %s: %s", isa, error)
+            if not isinstance(error, Refused):
+                break
     if native is None:
         torch.set_num_threads(threads)
         _LOG.warning("torch computes instead, slower and in another numeric class")

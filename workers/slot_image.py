@@ -15,6 +15,7 @@ cut, or a hole in it while shared memory is full, would end the process with SIG
 """
 
 import os
+import stat
 import struct
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -234,14 +235,15 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe without a writer would be waited for.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             raise ImageError(f"cannot read the image: {error}") from error
         weakref.finalize(self, os.close, self._descriptor)
-
-    @property
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
+        told = os.fstat(self._descriptor)
+        if not stat.S_ISREG(told.st_mode):
+            raise ImageError("the image is no regular file")
+        self.size = told.st_size
 
     def read_into(self, memory: Bytes, at: int) -> None:
         """Fills `memory` from there on. Raises ImageError if the file ends before."""

@@ -82,8 +82,10 @@ def test_an_image_cut_while_it_is_merged_leaves_the_base(
     assert engine.tokens(2) == engine.tokens(1)
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/tmp", "a\0b", "", "/proc/self/mem"])
-def test_a_path_that_is_no_image_s_is_refused(engine: InProcess, path: str) -> None:
+@pytest.mark.parametrize("path", ["/nowhere", "/tmp", "a\0b", "", "/proc/self/mem", "pipe"])
+def test_a_path_that_is_no_image_s_is_refused(engine: InProcess, tmp_path: Path, path: str) -> None:
+    if path == "pipe":
+        os.mkfifo(path := str(tmp_path / path))
     engine.say(LoadSlot(content_id("a"), path), Merge(content_id("a"), path)).run()
     kinds = {type(event) for event in engine.events if getattr(event, "content_id", "") == content_id("a")}
     assert kinds == {SlotFailed, MergeFailed}

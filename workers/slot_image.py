@@ -1,4 +1,4 @@
-"""The RAM copy of one adapter, laid out exactly as an engine slot: a file in shared memory that the engine maps.
+"""The RAM copy of one adapter, laid out exactly as an engine slot: a file in shared memory that the engine reads.
 
 Owns the layout. File: a header of 4,096 bytes (magic, version, slot rank, content id, payload bytes), then the payload,
 little-endian. It begins with float32: the precision of the values, scale [7, L] (alpha / r; 0 where the adapter has
@@ -10,12 +10,14 @@ copy. An adapter takes 16 bits a value wherever that keeps each of its values to
 all the same, so a precision changes what is read and never what comes out.
 
 Writing is atomic (a temporary name beside the target, then a rename): a crash leaves at most a `.tmp-` file and never a
-half image under its real name. A reader checks header and size before it maps anything.
+half image under its real name. A reader checks header and size first, and never maps the file: a mapped one that was
+cut, or a hole in it while shared memory is full, would end the process with SIGBUS, and every sequence with it.
 """
 
-import mmap
 import os
+import stat
 import struct
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from pathlib import Path
@@ -27,6 +29,7 @@ import numpy.typing as npt
 from streams.adapters.shape import MATRICES, ModelShape
 
 Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 
 HEADER_BYTES = 4096
 _HEADER = struct.Struct("<8sII32sQ")  # magic, version, slot rank, content id, payload bytes
@@ -180,13 +183,20 @@ def write_image(
 
 
 class SlotImage:
-    """A mapped image, read-only. `payload` are the bytes that a slot takes over as they are."""
+    """An open image, whose file lives as long as this. What reads it raises ImageError if the file was cut since."""
 
-    def __init__(self, mapped: mmap.mmap, plan: Layout, precision: Precision) -> None:
-        self._mapped = mapped
+    def __init__(self, file: "_File", plan: Layout, precision: Precision) -> None:
+        self._file = file
         self._plan = plan
         self.rank, self.precision = plan.rank, precision
-        self.payload: npt.NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, plan.bytes(precision), HEADER_BYTES)
+
+    @property
+    def payload_bytes(self) -> int:
+        return self._plan.bytes(self.precision)
+
+    def copy_to(self, memory: Bytes) -> None:
+        """The payload, which a slot takes over as it is."""
+        self._file.read_into(memory, HEADER_BYTES)
 
     def a(self, layer: int, matrix: str) -> Floats:
         """A [r, k] of one matrix, in float32."""
@@ -207,12 +217,45 @@ class SlotImage:
         return self._floats(self._plan.ranks)
 
     def _floats(self, at: int) -> Floats:
-        size = len(MATRICES) * self._plan.layers
-        return np.frombuffer(self.payload, "<f4", size, at * _FLOAT_BYTES).reshape(len(MATRICES), -1)
+        size = len(MATRICES) * self._plan.layers * _FLOAT_BYTES
+        return self._read(at * _FLOAT_BYTES, size).view("<f4").reshape(len(MATRICES), -1)
 
     def _values(self, at: int, columns: int) -> Floats:
         start, width = self._plan.values * _FLOAT_BYTES + at * self.precision.bytes, self.precision.bytes
-        return _WIDENED[self.precision](self.payload[start : start + self.rank * columns * width]).reshape(-1, columns)
+        return _WIDENED[self.precision](self._read(start, self.rank * columns * width)).reshape(-1, columns)
+
+    def _read(self, at: int, size: int) -> Bytes:
+        memory = np.empty(size, np.uint8)
+        self._file.read_into(memory, HEADER_BYTES + at)
+        return memory
+
+
+class _File:
+    """A file open for reading until nobody has it any more."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # A pipe without a writer would be waited for.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            raise ImageError(f"cannot read the image: {error}") from error
+        weakref.finalize(self, os.close, self._descriptor)
+        told = os.fstat(self._descriptor)
+        if not stat.S_ISREG(told.st_mode):
+            raise ImageError("the image is no regular file")
+        self.size = told.st_size
+
+    def read_into(self, memory: Bytes, at: int) -> None:
+        """Fills `memory` from there on. Raises ImageError if the file ends before."""
+        left = memory.data
+        while left:
+            try:
+                count = os.preadv(self._descriptor, [left], at)
+            except OSError as error:
+                raise ImageError(f"cannot read the image: {error.strerror}") from error
+            if not count:
+                raise ImageError(f"the image was cut while it was read: {len(left)} bytes are missing")
+            left, at = left[count:], at + count
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -224,15 +267,16 @@ class Header(msgspec.Struct, frozen=True):
 
 def check_header(path: Path, content_id: str, *slot_ranks: int) -> Header:
     """The header of the image at `path`. Raises ImageError when it is another content, rank or format."""
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(_HEADER.size)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise ImageError(f"cannot read the image: {error.strerror}") from error
-    if len(raw) < _HEADER.size:
-        raise ImageError(f"the image has {len(raw)} bytes, less than its header")
-    magic, version, rank, content, payload = _HEADER.unpack(raw)
+    return _header(_File(path), content_id, slot_ranks)
+
+
+def _header(file: _File, content_id: str, slot_ranks: Collection[int]) -> Header:
+    size = file.size
+    if size < _HEADER.size:
+        raise ImageError(f"the image has {size} bytes, less than its header")
+    raw = np.empty(_HEADER.size, np.uint8)
+    file.read_into(raw, 0)
+    magic, version, rank, content, payload = _HEADER.unpack(raw.tobytes())
     if magic != _MAGIC or version != _VERSION:
         raise ImageError(f"magic {magic!r} version {version} is not {_MAGIC!r} version {_VERSION}")
     if content != _raw_id(content_id):
@@ -245,12 +289,14 @@ def check_header(path: Path, content_id: str, *slot_ranks: int) -> Header:
 
 
 def open_image(path: Path, content_id: str, shape: ModelShape, *slot_ranks: int) -> SlotImage:
-    """Maps the image. Raises ImageError when header, size, ranks or scales are not what they can be."""
-    header = check_header(path, content_id, *slot_ranks)
+    """Opens the image. Raises ImageError when header, size, ranks or scales are not what they can be."""
+    file = _File(path)
+    header = _header(file, content_id, slot_ranks)
     plan = layout(shape, header.rank)
-    with open(path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    told = struct.unpack_from("<f", mapped, HEADER_BYTES)[0] if header.payload_bytes >= _FLOAT_BYTES else 0.0
+    first = np.zeros(1, "<f4")
+    if header.payload_bytes >= _FLOAT_BYTES:
+        file.read_into(first.view(np.uint8), HEADER_BYTES)
+    told = float(first[0])
     if told not in tuple(Precision):
         raise ImageError(f"the image's values have the unknown precision {told}")
     precision = Precision(int(told))
@@ -259,7 +305,7 @@ def open_image(path: Path, content_id: str, shape: ModelShape, *slot_ranks: int)
             f"the image's payload has {header.payload_bytes} bytes, this model's in {precision.name} "
             f"{plan.bytes(precision)}"
         )
-    image = SlotImage(mapped, plan, precision)
+    image = SlotImage(file, plan, precision)
     ranks, scale = image.ranks(), image.scale()
     # The kernels take these as they are: a rank beyond the slot's would be read out of another matrix.
     if not (np.isin(ranks, np.arange(plan.rank + 1)).all() and np.isfinite(scale).all()):
@@ -300,7 +346,6 @@ def _half(values: Floats) -> npt.NDArray[np.float16]:
         return np.ascontiguousarray(values, "<f4").astype("<f2")
 
 
-Bytes = npt.NDArray[np.uint8]
 _NARROWEST_FIRST = (Precision.BF16, Precision.F16, Precision.F32)
 _NARROWED: dict[Precision, Callable[[Floats], npt.NDArray[np.generic]]] = {
     Precision.F32: lambda values: np.ascontiguousarray(values, "<f4"),

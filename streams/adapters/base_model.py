@@ -40,7 +40,8 @@ class KeptHash(msgspec.Struct, frozen=True):
 
 def base_hash(folder: Path) -> str:
     """64 hex digits for the Hugging Face folder `folder`. Blocks while it is computed. Raises BadModel."""
-    files = {name: _stamp(folder / name) for name in (CONFIG, *_weight_files(folder))}
+    indexed = [INDEX] if (folder / INDEX).exists() else []
+    files = {name: _stamp(folder / name) for name in (CONFIG, *indexed, *weight_files(folder))}
     elsewhere = cache_folder() / "base-hashes" / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()}.json"
     for kept in (folder / KEPT, elsewhere):
         found = _read(kept)
@@ -63,9 +64,7 @@ def compute_base_hash(folder: Path) -> str:
     digest = hashlib.sha256(_DOMAIN)
     digest.update(_canonical(config))
     tensors: dict[str, tuple[Path, Entry]] = {}
-    for name in _weight_files(folder):
-        if not name.endswith(".safetensors"):
-            continue
+    for name in weight_files(folder):
         path = folder / name
         try:
             with path.open("rb") as file:
@@ -89,20 +88,22 @@ def _canonical(config: dict[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
-def _weight_files(folder: Path) -> list[str]:
-    """The index, if there is one, and the safetensors files, by name. Raises BadModel."""
+def weight_files(folder: Path) -> list[str]:
+    """The safetensors files that make up the model, by name: one, or those that the index names. Raises BadModel."""
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).exists():
             raise BadModel(f"{folder} has neither {SINGLE} nor {INDEX}: name a Hugging Face folder with safetensors")
         return [SINGLE]
+    if (folder / SINGLE).exists():
+        raise BadModel(f"{folder} has both {SINGLE} and {INDEX}, and readers differ in which counts: take one away")
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise BadModel(f"{index}: {error!r}") from None
     if strange := [name for name in names if Path(str(name)).name != name]:
         raise BadModel(f"{index}: {strange[0]!r} is not the name of a file beside it")
-    return [INDEX, *sorted(names)]
+    return sorted(names)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

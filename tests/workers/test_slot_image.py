@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,28 @@ def test_a_rank_or_scale_that_is_none_is_refused(tmp_path: Path, place: str, tol
         return
     with pytest.raises(ImageError, match="whole numbers up to 8"):
         open_image(path, CONTENT, SHAPE, 8)
+
+
+@pytest.mark.parametrize("left", [0, 100, HEADER_BYTES, HEADER_BYTES + 100])
+def test_an_image_cut_while_it_is_open_is_an_error_of_its_own(tmp_path: Path, left: int) -> None:
+    """And not the end of the process, as a mapped file would be."""
+    path = tmp_path / "image"
+    write_image(path, SHAPE, 8, CONTENT, tensors(8))
+    image = open_image(path, CONTENT, SHAPE, 8)
+    os.truncate(path, left)
+    with pytest.raises(ImageError, match="cut"):
+        image.copy_to(np.empty(image.payload_bytes, np.uint8))
+    with pytest.raises(ImageError, match="cut"):
+        image.b(1, "down")
+
+
+def test_an_image_outlives_its_name(tmp_path: Path) -> None:
+    write_image(tmp_path / "image", SHAPE, 8, CONTENT, tensors(8))
+    image, payload = open_image(tmp_path / "image", CONTENT, SHAPE, 8), (tmp_path / "image").read_bytes()[HEADER_BYTES:]
+    (tmp_path / "image").unlink()
+    memory = np.empty(image.payload_bytes, np.uint8)
+    image.copy_to(memory)
+    assert memory.tobytes() == payload
 
 
 def test_a_failed_rewrite_keeps_the_old_image(tmp_path: Path) -> None:

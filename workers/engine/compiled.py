@@ -2,14 +2,19 @@
 
 Two processes may compile at once; each renames its own finished file into place. A file ends with the digest of all
 before it: one that a crash, a full disk or anything else left in pieces would end every engine that loads it, or
-compute something else, and is built again. Where the cache takes no file, a process builds for itself. No torch here.
+compute something else, and is built again. Where the cache takes no file, or none may be run from there, a process
+builds for itself. No torch here.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import logging
 import os
+import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -38,17 +43,25 @@ _DIGEST_BYTES = 32
 
 
 class NoCompiler(Exception):
-    """There is no C++ compiler, or it refused the kernels."""
+    """There are no kernels to be had here: no C++ compiler, one that hangs, or nothing that it built can be loaded."""
+
+
+class Refused(NoCompiler):
+    """The compiler refused the kernels for this isa; an older one may take them for another."""
 
 
 def isas(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """The vectors of this machine that the kernels know, best first: avx512bf16, avx512, avx2, portable."""
+    flags = set(_cpu_flags(cpuinfo))
+    return [isa for isa, needs in _ISA_NEEDS.items() if needs <= flags]
+
+
+def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
-    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
-    return [isa for isa, needs in _ISA_NEEDS.items() if needs <= flags]
+    return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
 def best_isa() -> str:
@@ -56,39 +69,76 @@ def best_isa() -> str:
 
 
 def library(isa: str) -> ctypes.CDLL:
-    """The kernels for `isa`. Raises NoCompiler."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        raise NoCompiler("no c++ is on the path")
-    flags = _FLAGS + _ISA_FLAGS[isa]
+    """The kernels for `isa`. CXX may have arguments, as make takes it. Raises NoCompiler."""
+    told = os.environ.get("CXX") or "c++"
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_TIMEOUT_S, check=True)
-        key = hashlib.sha256(repr((SOURCE.read_text(), flags, version.stdout)).encode()).hexdigest()[:24]
-        target = cache_folder() / f"kernels-{isa}-{key}.so"
-        return ctypes.CDLL(str(target)) if _whole(target) else _built([compiler, *flags], target)
-    except subprocess.CalledProcessError as error:
-        raise NoCompiler(f"{compiler}: {error.stderr.decode(errors='replace').strip()[:2000]}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoCompiler(f"{compiler}: {error}") from error
+        compiler = shlex.split(told)
+    except ValueError as error:
+        raise NoCompiler(f"CXX: {told!r}: {error}") from error
+    if not compiler or shutil.which(compiler[0]) is None:
+        raise NoCompiler(f"no {told!r} is on the path")
+    command = [*compiler, *_FLAGS, *_ISA_FLAGS[isa]]
+    try:
+        machine = [platform.machine(), _run([*compiler, "--version"])]
+        if len(compiler) > 1:  # -march=native may be among them: where the home is shared, others have other CPUs
+            machine += _cpu_flags()
+        key = hashlib.sha256(repr((SOURCE.read_text(), command, machine)).encode()).hexdigest()[:24]
+        return _loaded(command, cache_folder() / f"kernels-{isa}-{key}.so")
+    except OSError as error:
+        raise NoCompiler(f"{told}: {error}") from error
 
 
-def _built(command: list[str], target: Path) -> ctypes.CDLL:
-    """Compiles, and leaves the file at `target` for others if that can be written."""
+def _loaded(command: list[str], target: Path) -> ctypes.CDLL:
+    """What is kept at `target`, else built anew, and left there for others if that can be written."""
+    if _whole(target) and (kept := _library(target)):
+        return kept
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / target.name
-        subprocess.run(
-            [*command, str(SOURCE), "-o", str(built)], capture_output=True, timeout=COMPILE_TIMEOUT_S, check=True
-        )
-        temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+        _run([*command, str(SOURCE), "-o", str(built)])
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            content = built.read_bytes()
-            temporary.write_bytes(content + hashlib.sha256(content).digest())
-            temporary.replace(target)
+            _keep(built, target)
         except OSError as error:
             _LOG.warning("the kernels are not kept, each start compiles them: %s", error)
             return ctypes.CDLL(str(built))
-    return ctypes.CDLL(str(target))
+        return _library(target) or ctypes.CDLL(str(built))
+
+
+def _library(path: Path) -> ctypes.CDLL | None:
+    """None where nothing may be run from there."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _LOG.warning("kernels that were kept cannot be loaded, each start compiles them: %s", error)
+        return None
+
+
+def _keep(built: Path, target: Path) -> None:
+    temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        content = built.read_bytes()
+        temporary.write_bytes(content + hashlib.sha256(content).digest())
+        temporary.replace(target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _run(command: list[str]) -> bytes:
+    """Its output. In time or not at all, and all that it started with it. Raises Refused, NoCompiler, OSError."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, process_group=0)
+    try:
+        out, err = process.communicate(timeout=COMPILE_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise NoCompiler(f"{command[0]} took longer than {COMPILE_TIMEOUT_S} s") from error
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode:
+        raise Refused(f"{command[0]}: {err.decode(errors='replace').strip()[:2000]}")
+    return out
 
 
 def _whole(target: Path) -> bool:

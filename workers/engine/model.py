@@ -56,12 +56,12 @@ class LlamaModel:
         embedding = weights.take("model.embed_tokens.weight", shape.vocab, shape.hidden)
         self._embedding = operations.weight(embedding)
         if self.config.tied:
-            weights.drop("lm_head.weight")
+            weights.drop("lm_head.weight", embedding)
             self._head = self._embedding
         else:
             self._head = operations.weight(weights.take("lm_head.weight", shape.vocab, shape.hidden))
         self.foldables: list[Foldable] = []
-        self._norm = weights.take("model.norm.weight", shape.hidden).float()
+        self._norm = weights.vector("model.norm.weight", shape.hidden)
         self._layers = [self._layer(weights, layer, kv_tokens) for layer in range(shape.layers)]
         weights.finish()
         packed = (self._embedding, self._head, *(foldable.weight for foldable in self.foldables))
@@ -101,7 +101,7 @@ class LlamaModel:
         prefix = f"model.layers.{layer}."
 
         def norm(name: str) -> Tensor:
-            return weights.take(f"{prefix}{name}.weight", shape.hidden).float()
+            return weights.vector(f"{prefix}{name}.weight", shape.hidden)
 
         def projection(block: str, *names: str) -> _Projection:
             sizes = [shape.matrices()[name] for name in names]
@@ -133,7 +133,7 @@ class LlamaModel:
         sizes = self.config.shape.matrices()
         return torch.cat(
             [
-                weights.take(f"{block}.{name}_proj.bias", sizes[name][1]).float()
+                weights.vector(f"{block}.{name}_proj.bias", sizes[name][1])
                 if name in self.config.biased
                 else torch.zeros(sizes[name][1], device=self._ops.device)
                 for name in names

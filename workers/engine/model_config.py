@@ -1,6 +1,7 @@
 """config.json of a Llama-family model: every field is applied, neutral, or refused by name."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,17 @@ _REQUIRED = {
     "max_position_embeddings",
     "rms_norm_eps",
 }
+_COUNTS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_SWITCHES = ("attention_bias", "mlp_bias", "tie_word_embeddings")
 # Fields that would change the result, and the values at which they do not.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "model_type": ("llama", "mistral", "qwen2"),
@@ -44,6 +56,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "pretraining_tp": (1, None),
     "quantization_config": (None,),
     "use_sliding_window": (False, None),
+    "use_mrope": (False, None),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "partial_rotary_factor": (1.0, None),
@@ -51,6 +64,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 _CHECKED = {"rope_interleaved", "sliding_window", "layer_types"}  # below
 _WITHOUT_EFFECT = {
+    "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
     "attention_dropout",
@@ -60,8 +74,10 @@ _WITHOUT_EFFECT = {
     "eos_token_id",
     "id2label",
     "initializer_range",
-    "max_window_layers",  # of sliding windows, which are refused
+    "is_llama_config",  # SmolLM's trainer leaves these two
     "label2id",
+    "max_window_layers",  # of sliding windows, which are refused
+    "neftune_noise_alpha",
     "output_attentions",
     "output_hidden_states",
     "pad_token_id",
@@ -70,6 +86,8 @@ _WITHOUT_EFFECT = {
     "torch_dtype",
     "transformers_version",
     "transformers.js_config",
+    "unsloth_fixed",
+    "unsloth_version",
     "use_cache",
 }
 _LANES = 16
@@ -106,7 +124,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
             shape=shape,
             rms_norm_eps=fields["rms_norm_eps"],
             rotation=rotation,
-            tied=fields.get("tie_word_embeddings", False),
+            tied=bool(fields.get("tie_word_embeddings")),
             biased=_biased(fields),
         )
 
@@ -119,7 +137,7 @@ def _biased(fields: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _refusals(fields: Mapping[str, Any]) -> list[str]:
-    reasons = []
+    reasons = _no_numbers(fields)
     for name, value in fields.items():
         if name in _NEUTRAL:
             if value not in _NEUTRAL[name]:
@@ -134,8 +152,27 @@ def _refusals(fields: Mapping[str, Any]) -> list[str]:
         reasons.append(f"sliding_window: {fields['sliding_window']!r} is not supported, only None")
     if fields.get("model_type") == "mistral" and "sliding_window" not in fields:
         reasons.append("sliding_window: missing, which stands for 4096 in a mistral; null where there is none")
-    if set(fields.get("layer_types") or ()) - {"full_attention"}:
-        reasons.append(f"layer_types: {sorted(set(fields['layer_types']))} is not supported, only full_attention")
-    biases = {name: fields.get(name) for name in ("attention_bias", "mlp_bias")}
-    unclear = {name: value for name, value in biases.items() if value not in (True, False, None)}
+    layers = fields.get("layer_types")
+    if layers is not None and layers != ["full_attention"] * len(layers):
+        reasons.append(f"layer_types: {layers} is not supported, only full_attention")
+    elif layers is not None and len(layers) != fields.get("num_hidden_layers"):
+        reasons.append(f"layer_types: {len(layers)} of them for {fields.get('num_hidden_layers')} layers")
+    for name in ("attention_bias", "mlp_bias"):
+        if fields.get("model_type") == "mistral" and fields.get(name):
+            reasons.append(f"{name}: {fields[name]!r} is not supported in a mistral, which has no biases")
+    return reasons
+
+
+def _no_numbers(fields: Mapping[str, Any]) -> list[str]:
+    """What is not of the type that the engine computes with; what is missing is another's to say."""
+    given = {name: value for name, value in fields.items() if value is not None or name in _REQUIRED}
+    reasons = [
+        f"{name}: {given[name]!r} is not a whole number above 0"
+        for name in _COUNTS
+        if name in given and (type(given[name]) is not int or given[name] < 1)
+    ]
+    eps = given.get("rms_norm_eps", 0.0)
+    if type(eps) not in (int, float) or not 0 <= eps < math.inf:
+        reasons.append(f"rms_norm_eps: {eps!r} is not a number of at least 0")
+    unclear = {name: given[name] for name in _SWITCHES if name in given and type(given[name]) is not bool}
     return reasons + [f"{name}: {value!r} is neither true nor false" for name, value in unclear.items()]

@@ -11,7 +11,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-# Fields of each kind beside the base's theta: name -> what stands for a missing one; None where it must be given.
+# Fields of each kind beside the base's theta, all numbers above 0: name -> what stands for a missing one, None where it
+# must be given.
 _FIELDS: dict[str, dict[str, float | None]] = {
     "default": {},
     "linear": {"factor": None},
@@ -29,7 +30,7 @@ _FIELDS: dict[str, dict[str, float | None]] = {
         "attention_factor": 0.0,  # computed from the factor
     },
 }
-_NEUTRAL = {"partial_rotary_factor": (1.0, None), "truncate": (True, None)}
+_NEUTRAL = {"partial_rotary_factor": (1.0, None), "truncate": (True,)}
 _DEFAULT_THETA = 10000.0
 
 
@@ -77,15 +78,24 @@ class Rotation(msgspec.Struct, frozen=True):
 
         low = max(math.floor(dimension(given["beta_fast"])), 0)
         high = min(math.ceil(dimension(given["beta_slow"])), head_dim - 1)
-        ramp = ((torch.arange(head_dim // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+        # Where low is above high the ramp runs down, as it does in transformers.
+        ramp = ((torch.arange(head_dim // 2).float() - low) / (high - low or 0.001)).clamp(0, 1)
         return plain / given["factor"] * ramp + plain * (1 - ramp)
 
 
 def read_rotation(fields: Mapping[str, Any], reasons: list[str]) -> Rotation:
     """Out of config.json, old (rope_theta, rope_scaling) or new (rope_parameters); `reasons` gets what is refused."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    said = dict(fields.get(name) or {})
+    said = fields.get(name) or {}
+    if not isinstance(said, dict):
+        reasons.append(f"{name}: {said!r} is not an object")
+        return Rotation(_DEFAULT_THETA, "default", {})
+    said = dict(said)
+    if name == "rope_parameters" and fields.get("rope_scaling"):
+        reasons.append("rope_scaling: given beside rope_parameters, and readers differ in which counts; leave one out")
     theta = said.pop("rope_theta", fields.get("rope_theta", _DEFAULT_THETA))
+    if not _number(theta) or theta <= 1:
+        reasons.append(f"rope_theta: {theta!r} is not a number above 1")
     kind = said.pop("rope_type", said.pop("type", "default"))
     said.pop("type", None)
     if kind not in _FIELDS:
@@ -94,14 +104,19 @@ def read_rotation(fields: Mapping[str, Any], reasons: list[str]) -> Rotation:
     given: dict[str, float] = {}
     for field, missing in _FIELDS[kind].items():
         value = said.pop(field, None)
-        value = missing if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            reasons.append(f"{name}.{field}: {value!r}, rope_type {kind} needs a number")
+        if value is None and missing is not None:
+            given[field] = missing
+        elif not _number(value) or value <= 0:
+            reasons.append(f"{name}.{field}: {value!r}, rope_type {kind} needs a number above 0")
         else:
             given[field] = float(value)
     for field, value in said.items():
         if value not in _NEUTRAL.get(field, ()):
             reasons.append(f"{name}.{field}: {value!r} is not supported")
-    if given.get("factor", 1.0) <= 0 or given.get("low_freq_factor", 0.0) >= given.get("high_freq_factor", 1.0):
-        reasons.append(f"{name}: {given} does not scale")
+    if kind == "llama3" and given.get("low_freq_factor", 0.0) >= given.get("high_freq_factor", math.inf):
+        reasons.append(f"{name}.low_freq_factor: {given['low_freq_factor']} is not below high_freq_factor")
     return Rotation(theta, kind, given)
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def draw(
     """The id drawn from logits [vocab]; -1 if one of them is not finite."""
     if not np.isfinite(logits).all():
         return -1
-    narrow = np.float32(temperature)
+    narrow, top_p, min_p = np.float32(temperature), float(np.float32(top_p)), float(np.float32(min_p))
     if narrow == 0:  # what a float32 cannot tell from 0 is greedy too
         return int(logits.argmax())
     with np.errstate(over="ignore"):
@@ -65,8 +65,8 @@ def draw(
         order = order[:top_k]
         total = np.cumsum(mass[order])[-1]
     if top_p < 1:
-        order = order[: int(np.searchsorted(np.cumsum(mass[order]), np.float32(top_p) * total)) + 1]
-    likely = order[mass[order] >= np.float32(min_p) * mass[order[0]]]
+        order = order[: int(np.searchsorted(np.cumsum(mass[order]), top_p * total)) + 1]
+    likely = order[mass[order] >= min_p * mass[order[0]]]
     return int(likely[_inverse(mass[likely], u)])
 
 

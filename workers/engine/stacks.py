@@ -59,13 +59,15 @@ class SlotPool:
         return found
 
     def fill(self, slot: int, image: SlotImage) -> int:
-        """Overwrites the whole of a slot with the image; the bytes copied."""
-        size = len(image.payload)
+        """Overwrites the whole of a slot with the image; the bytes copied. Raises ImageError."""
+        size = image.payload_bytes
         row = self.data[slot - self.first].view(torch.uint8)[:size]
         if row.is_cpu:
-            row.numpy()[:] = image.payload
-        else:  # the copy in between can go once images are mapped into pinned memory
-            row.copy_(torch.tensor(image.payload))
+            image.copy_to(row.numpy())
+        else:  # the copy in between can go once images are read into pinned memory
+            between = torch.empty(size, dtype=torch.uint8)
+            image.copy_to(between.numpy())
+            row.copy_(between)
         return size
 
     def clear(self, slot: int) -> None:
@@ -115,7 +117,7 @@ class SlotStacks:
         return [pool.adapted(layer, matrices) for pool in self.pools]
 
     def fill(self, slot: int, image: SlotImage) -> int:
-        """Overwrites the whole of a slot; the bytes copied. Raises ImageError if the image is for another rank."""
+        """Overwrites the whole of a slot; the bytes copied. Raises ImageError if it is cut or for another rank."""
         pool = self.pool(slot)
         if image.rank != pool.rank:
             raise ImageError(f"the image is laid out for rank {image.rank}, slot {slot} for {pool.rank}")

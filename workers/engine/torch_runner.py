@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.engine.compiled import NoCompiler, isas
+from workers.engine.compiled import NoCompiler, Refused, isas
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.logits import adjust, adjusts, logprobs
 from workers.engine.merging import PROBES, Weights, difference
@@ -26,7 +26,7 @@ from workers.engine.runner import Fold, MergeRefused, Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row, Scored
 from workers.engine.slots import NO_ADAPTER, Lease
 from workers.engine.stacks import SlotStacks
-from workers.slot_image import open_image
+from workers.slot_image import ImageError, open_image
 
 _LOG = logging.getLogger(__name__)
 _SEED_MASK = (1 << 64) - 1
@@ -74,7 +74,11 @@ class TorchRunner:
             raise MergeRefused(f"slot {filling.slot} or the weights do not hold what they should")
         unmerged = self._probe(filling.slot, blocks, alive)
         self._stamps.erase(merged.slot)
-        digest = self._weights.fold(image, alive)
+        try:
+            digest = self._weights.fold(image, alive)
+        except ImageError:  # cut in the midst of it
+            self.unmerge(alive)
+            raise
         worst = difference(unmerged, self._probe(merged.slot, blocks, alive))
         if not worst <= (most := self._weights.tolerance):
             self.unmerge(alive)
@@ -158,6 +162,8 @@ def operations(threads: int) -> Operations:
             break
         except NoCompiler as error:
             _LOG.warning("no native kernels for %s: %s", isa, error)
+            if not isinstance(error, Refused):
+                break
     if native is None:
         torch.set_num_threads(threads)
         _LOG.warning("torch computes instead, slower and in another numeric class")

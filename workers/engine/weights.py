@@ -1,12 +1,12 @@
 """The base model's tensors from safetensors, single or sharded. Every tensor is asked for exactly once, or refused."""
 
-import json
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from streams.adapters.base_model import weight_files
 from workers.engine.model_config import UnsupportedModel
 from workers.engine.pages import CPU
 
@@ -22,9 +22,7 @@ class BaseWeights:
 
     def __init__(self, folder: Path, device: torch.device = CPU) -> None:
         self._device = device
-        index = folder / "model.safetensors.index.json"
-        names = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
-        self._files = [safe_open(folder / name, framework="pt") for name in sorted(names)]
+        self._files = [safe_open(folder / name, framework="pt") for name in weight_files(folder)]
         self._of = {name: file for file in self._files for name in _names(file)}
 
     @property
@@ -34,8 +32,12 @@ class BaseWeights:
         kinds = {part.get_dtype() for part in slices if len(part.get_shape()) == 2}
         return torch.bfloat16 if kinds == {"BF16"} else torch.float32
 
+    def vector(self, name: str, size: int) -> Tensor:
+        """A copy in float32, to be kept: the file may be written over while the model is served."""
+        return self.take(name, size).to(torch.float32, copy=True)
+
     def take(self, name: str, *size: int) -> Tensor:
-        """The tensor as stored, of exactly this size. Raises UnsupportedModel."""
+        """The tensor as stored, of exactly this size, where the file is mapped. Raises UnsupportedModel."""
         file = self._of.pop(name, None)
         if file is None:
             raise UnsupportedModel(f"{name}: no such tensor, or asked for twice")
@@ -44,9 +46,13 @@ class BaseWeights:
             raise UnsupportedModel(f"{name}: {tensor.dtype} {tuple(tensor.shape)}, expected floats of {size}")
         return tensor.to(self._device)
 
-    def drop(self, name: str) -> None:
-        """Leaves out a tensor that repeats another one, if it is there."""
-        self._of.pop(name, None)
+    def drop(self, name: str, of: Tensor) -> None:
+        """Leaves out a tensor that repeats another one, if it is there. Raises UnsupportedModel if it is no copy.
+
+        Readers differ in which of two they take.
+        """
+        if name in self._of and not torch.equal(self.take(name, *of.shape), of):
+            raise UnsupportedModel(f"tie_word_embeddings: true, but {name} is another tensor than the embedding")
 
     def finish(self) -> None:
         left = [name for name in self._of if not name.endswith(_DERIVED)]

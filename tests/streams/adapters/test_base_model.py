@@ -107,6 +107,10 @@ def test_kept_in_the_cache_when_the_folder_cannot_be_written(
 def test_says_what_is_wrong(tmp_path: Path, whole: Path) -> None:
     with pytest.raises(BadModel, match=r"has neither model\.safetensors nor"):
         base_hash(tmp_path)
+    (whole / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(BadModel, match=r"has both model\.safetensors and"):
+        base_hash(whole)
+    (whole / "model.safetensors").rename(whole / "model-1-of-1.safetensors")
     (whole / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
     with pytest.raises(BadModel, match="is not the name of a file beside it"):
         base_hash(whole)

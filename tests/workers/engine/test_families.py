@@ -1,11 +1,13 @@
 """Llama's relatives, each as transformers writes it: the same logits, or a refusal that names the field."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     LlamaConfig,
@@ -18,6 +20,7 @@ from transformers import (
 )
 
 from streams.adapters.shape import ModelShape
+from tests.workers.engine.tiny import save_tiny
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.model import LlamaModel
 from workers.engine.model_config import ModelConfig, UnsupportedModel
@@ -56,6 +59,11 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         LlamaConfig,
         LlamaForCausalLM,
         {"rope_parameters": YARN | {"attention_factor": 0.8, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "llama-yarn-downhill": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"rope_parameters": YARN | {"beta_fast": 1, "beta_slow": 32}},
     ),
     "llama-biases": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "llama-head-dim": (LlamaConfig, LlamaForCausalLM, {"head_dim": 32}),
@@ -127,6 +135,89 @@ def test_a_window_that_goes_without_saying_is_refused(tmp_path: Path) -> None:
     assert MistralConfig.from_pretrained(tmp_path).sliding_window == 4096
     with pytest.raises(UnsupportedModel, match="sliding_window: missing"):
         ModelConfig.of(tmp_path)
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("mistral", {"attention_bias": True}, "attention_bias: True is not supported in a mistral"),
+        ("mistral", {"mlp_bias": True}, "mlp_bias: True is not supported in a mistral"),
+        ("llama-3", {"rope_scaling": LINEAR}, "rope_scaling: given beside rope_parameters"),
+        ("llama-3", {"rope_parameters": "linear"}, "rope_parameters: 'linear' is not an object"),
+        ("llama-3", {"rope_parameters": LINEAR | {"factor": 0}}, "rope_parameters.factor: 0"),
+        ("llama-3", {"rope_parameters": LINEAR | {"factor": "4"}}, "rope_parameters.factor: '4'"),
+        ("llama-3", {"rope_parameters": LLAMA3 | {"low_freq_factor": -1.0}}, "low_freq_factor: -1.0"),
+        ("llama-3", {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor: 4.0"),
+        ("llama-3", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 0}}, "original_max_position"),
+        ("llama-3", {"rope_parameters": YARN | {"attention_factor": 0.0}}, "attention_factor: 0.0"),
+        ("llama-3", {"rope_parameters": YARN | {"beta_fast": 0}}, "beta_fast: 0"),
+        ("llama-3", {"rope_parameters": YARN | {"truncate": None}}, "truncate: None"),
+        ("llama-3", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.3}}, "mscale: 0.7"),
+        ("llama-3", {"rope_parameters": YARN | {"rope_type": "dynamic"}}, "rope_type: 'dynamic'"),
+        ("llama-3", {"rope_parameters": {"full_attention": YARN}}, "full_attention"),
+        ("llama-3", {"rope_parameters": None, "rope_theta": None}, "rope_theta: None"),
+        ("llama-3", {"rope_parameters": None, "rope_theta": 0}, "rope_theta: 0"),
+        ("llama-3", {"rope_parameters": None, "rope_theta": "1e4"}, "rope_theta: '1e4'"),
+        ("llama-3", {"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ("llama-3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+        ("llama-3", {"original_max_position_embeddings": 128}, "original_max_position_embeddings: 128"),
+        ("llama-3", {"layer_types": ["full_attention"]}, "layer_types: 1 of them for 2"),
+        ("llama-3", {"head_dim": 0}, "head_dim: 0"),
+        ("llama-3", {"head_dim": "16"}, "head_dim: '16'"),
+        ("llama-3", {"num_attention_heads": 0}, "num_attention_heads: 0"),
+        ("llama-3", {"num_key_value_heads": 0}, "num_key_value_heads: 0"),
+        ("llama-3", {"num_key_value_heads": 2.0}, "num_key_value_heads: 2.0"),
+        ("llama-3", {"num_hidden_layers": True}, "num_hidden_layers: True"),
+        ("llama-3", {"max_position_embeddings": None}, "max_position_embeddings: None"),
+        ("llama-3", {"rms_norm_eps": None}, "rms_norm_eps: None"),
+        ("llama-3", {"rms_norm_eps": "1e-5"}, "rms_norm_eps: '1e-5'"),
+        ("llama-3", {"rms_norm_eps": float("nan")}, "rms_norm_eps: nan"),
+        ("llama-3", {"tie_word_embeddings": "false"}, "tie_word_embeddings: 'false'"),
+        ("llama-3", {"attention_bias": 1}, "attention_bias: 1"),
+    ],
+)
+def test_what_would_give_other_logits_is_refused_by_name(
+    tmp_path: Path, name: str, change: dict[str, Any], said: str
+) -> None:
+    """Each of these crashed the engine at start, or was taken for something else than transformers takes it for."""
+    saved(tmp_path, name)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | change))
+    with pytest.raises(UnsupportedModel, match=re.escape(said)):
+        ModelConfig.of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("llama-3", {"is_llama_config": True, "rope_interleaved": False, "neftune_noise_alpha": None}),
+        ("llama-3", {"unsloth_version": "2025.1.5", "unsloth_fixed": True, "_attn_implementation_autoset": True}),
+        ("qwen2", {"use_mrope": False}),
+    ],
+)
+def test_what_trainers_leave_in_a_config_changes_nothing(tmp_path: Path, name: str, left: dict[str, Any]) -> None:
+    saved(tmp_path, name)
+    plain = ModelConfig.of(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | left))
+    assert ModelConfig.of(tmp_path) == plain
+
+
+def test_a_tied_head_may_lie_there_as_a_copy_alone(native: NativeOperations, tmp_path: Path) -> None:
+    """transformers does not tie the two where they differ, others do."""
+    folder = save_tiny(tmp_path / "tied")
+    path, stacks = folder / "model.safetensors", SlotStacks(ModelShape.of(folder), {4: 1})
+    tensors = load_file(path)
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors | {"lm_head.weight": head}, path, {"format": "pt"})
+    LlamaModel(folder, native, stacks, 256)
+    head[5, 5] += 1
+    save_file(tensors | {"lm_head.weight": head}, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"tie_word_embeddings: true, but lm_head\.weight"):
+        LlamaModel(folder, native, stacks, 256)
 
 
 @pytest.mark.parametrize("name", ["llama-3", "mistral", "qwen2"])

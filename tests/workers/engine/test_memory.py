@@ -8,6 +8,7 @@ from replay.engine_bench_bf16 import bf16_copy
 from streams.adapters.shape import ModelShape
 from tests.workers.engine.test_process import SLOTS, Spoken
 from tests.workers.engine.tiny import MAX_RANK
+from workers.engine.__main__ import VALUE_BYTES
 from workers.engine.compiled import best_isa
 from workers.engine.memory import Budget, base_bytes, fitted, kv_bytes, slot_bytes, workspace_bytes
 from workers.engine.model import LlamaModel
@@ -16,6 +17,7 @@ from workers.engine.reference import ReferenceOperations
 from workers.engine.scheduler import Limits
 from workers.engine.stacks import SlotStacks
 from workers.engine.weights import BaseWeights
+from workers.slot_image import Precision, layout
 
 GB, MB = 10**9, 10**6
 GIVEN = Budget(80 * GB, 14 * GB, 33_600 * MB, 4 * GB)
@@ -27,6 +29,37 @@ def test_the_design_s_own_figures() -> None:
     assert GIVEN.slots(80 * MB) == 355
     assert GIVEN.slots(80 * MB, cap=250) == 250
     assert GIVEN.slots(800 * MB, cap=250) == 35
+
+
+DESIGNED = ModelShape(
+    layers=32, hidden=4096, intermediate=11008, heads=32, kv_heads=32, head_dim=128, vocab=32000, context=4096
+)
+
+
+def test_the_design_s_figures_follow_from_its_model() -> None:
+    """From the model's sizes alone, in values of 16 bits: the design rounds 13.5 GB up to 14, and 79.96 MB to 80."""
+    assert kv_bytes(DESIGNED.layers, DESIGNED.kv_heads, DESIGNED.head_dim, 1, 2) == 524_288
+    kv = kv_bytes(DESIGNED.layers, DESIGNED.kv_heads, DESIGNED.head_dim, 32 * 2000, 2)
+    assert 0 <= GIVEN.kv_bytes - kv < 100 * MB
+    assert layout(DESIGNED, 16).count == 39_976_960
+    adapter = layout(DESIGNED, 16).bytes(Precision.BF16)
+    assert 0 <= 80 * MB - adapter < 100_000
+    base = base_bytes(DESIGNED, tied=False, biased=(), value_bytes=2)
+    assert 0 <= GIVEN.base_bytes - base < 1 * GB
+    assert Budget(80 * GB, base, kv, 4 * GB).slots(adapter) == 362
+    assert workspace_bytes(DESIGNED, Limits(DESIGNED.vocab, DESIGNED.context, 32 * 2000)) < 4 * GB
+
+
+def test_what_this_engine_makes_of_the_design_s_gpu() -> None:
+    """Slots with room for float32 and a KV cache in it: half of each, as README's limits say."""
+    base = base_bytes(DESIGNED, tied=False, biased=(), value_bytes=2)
+
+    def budget(tokens: int) -> Budget:
+        return Budget(80 * GB, base, kv_bytes(32, 32, 128, tokens, VALUE_BYTES), 4 * GB)
+
+    assert fitted(budget(32_000), DESIGNED, {16: 250}) == {16: 181}
+    with pytest.raises(MemoryError, match="give fewer KV tokens"):
+        fitted(budget(64_000), DESIGNED, {16: 250})
 
 
 def test_pools_fit_exactly_or_are_refused() -> None:

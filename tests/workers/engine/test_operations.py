@@ -387,6 +387,13 @@ def test_a_batch_knows_each_token_s_place() -> None:
     assert batch.adapted
 
 
+@pytest.mark.parametrize(("top_p", "min_p"), [(1 - 1e-9, 0.0), (1.0, 1e-46), (1 - 1e-9, 1e-46), (1e-46, 1.0)])
+def test_what_a_float32_cannot_tell_from_all_is_all(native: NativeOperations, top_p: float, min_p: float) -> None:
+    logits = normal(100, 331)
+    expected = [draw(row, 5, at, 0.9, top_p, 0, min_p) for at, row in enumerate(logits.numpy())]
+    assert sum(a != b for a, b in zip(sampled(native, logits, 0.9, top_p, 0, min_p), expected, strict=True)) <= 1
+
+
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 1e-300])
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-40, 1e-38, 1e-9])
 def test_almost_no_temperature_is_greedy(native: NativeOperations, temperature: float, top_p: float) -> None:

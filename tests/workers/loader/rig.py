@@ -150,7 +150,7 @@ class Rig:
 
 async def once(loader: Loader, record: AdapterRecord) -> Path:
     async with loader.image(record) as path:
-        assert open_image(path, record.content_id, TINY, RANK).payload.any()
+        assert open_image(path, record.content_id, TINY, RANK).scale().any()
         return path
 
 

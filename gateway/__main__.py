@@ -116,7 +116,9 @@ class Gateway:
         )
         self.sockets = ChatSockets(chat, self.keys, self.readiness)
         models = Models(model, self.keys, self.catalogue, self.readiness)
-        self._public = public_app(chat, self.sockets, models, self.readiness, self.tables, self.fleet, self.metrics)
+        self._public = public_app(
+            chat, self.sockets, models, self.readiness, self.tables, self.fleet, self.metrics, settings.cors_origins
+        )
         # The internal port.
         changes = CustomerChanges(self.keys, self.tables, self.cold, self.readiness)
         self.registrar = Registrar(kafka, self.cold, self.tables)
@@ -148,12 +150,13 @@ class Gateway:
         stack.push_async_callback(self.replies.stop)
         stack.push_async_callback(self.usage.stop)
         settings = self.settings
-        for app, name, host, port in (
-            (self._public, "public", settings.host, settings.port),
-            (self._internal, "internal", settings.internal_host, settings.internal_port),
+        tls = None if settings.tls is None else settings.tls.context()
+        for app, name, host, port, secured in (
+            (self._public, "public", settings.host, settings.port, tls),
+            (self._internal, "internal", settings.internal_host, settings.internal_port, None),
         ):
-            stack.push_async_callback((await listen(app, name, host, port, self.metrics)).cleanup)
-            log.info("listening on %s:%d", host, port)
+            stack.push_async_callback((await listen(app, name, host, port, self.metrics, tls=secured)).cleanup)
+            log.info("listening on %s:%d%s", host, port, ", with TLS" if secured else "")
 
     def work(self) -> dict[str, "asyncio._CoroutineLike[None]"]:
         """What runs for as long as the process does, by name."""

@@ -1,9 +1,11 @@
 """The public port: chat, over HTTP, websocket and a page; completions, models, health."""
 
+from collections.abc import Collection
+
 import orjson
 from aiohttp import web
 
-from gateway import pages
+from gateway import cors, pages
 from gateway.chat import Chat
 from gateway.fleet import Fleet
 from gateway.limits import MAX_BODY_BYTES
@@ -23,6 +25,7 @@ def public_app(
     tables: Tables,
     fleet: Fleet,
     metrics: Metrics,
+    origins: Collection[str] = (),
 ) -> web.Application:
     async def healthz(_: web.Request) -> web.Response:
         return json_answer(b'{"status":"ok"}')
@@ -48,4 +51,6 @@ def public_app(
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     pages.add(app)
+    if origins:
+        cors.allow(app, origins)
     return app

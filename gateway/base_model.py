@@ -9,10 +9,13 @@ from gateway.template import ChatTemplate, token_text
 from gateway.vocabulary import Vocabulary
 from streams.adapters.base_model import base_hash
 from streams.bus.writer import MAX_RECORD_BYTES
+from streams.formats.grammars import Grammars
+from streams.formats.schema import MAX_SCHEMA_BYTES
 
 # Prompt and output stand in one Submit when an attempt is begun anew at its end. So many ids fit into a record, at five
-# bytes each at most, beside 20 kB for the rest; a chat beyond it is refused as one beyond the model's context is.
-MOST_IDS = (MAX_RECORD_BYTES - 20_000) // 5
+# bytes each at most, beside a format's schema and 20 kB for the rest; a chat beyond it is refused as one beyond the
+# model's context is.
+MOST_IDS = (MAX_RECORD_BYTES - MAX_SCHEMA_BYTES - 20_000) // 5
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class BaseModel:
     vocabulary: Vocabulary
     template: ChatTemplate
     created: int
+    grammars: Grammars
 
     @classmethod
     def load(cls, folder: Path, name: str = "") -> "BaseModel":
@@ -40,6 +44,7 @@ class BaseModel:
             vocabulary=vocabulary,
             template=ChatTemplate.of(folder),
             created=int((folder / "config.json").stat().st_mtime),
+            grammars=Grammars(folder),
         )
 
 

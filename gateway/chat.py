@@ -24,6 +24,7 @@ from gateway.catalogue import Catalogue, not_found
 from gateway.decoding import bad
 from gateway.errors import ApiError
 from gateway.flight import Ask
+from gateway.formats import Formats
 from gateway.generation import Generation
 from gateway.limits import InFlight
 from gateway.middleware import REQUEST_ID
@@ -59,6 +60,7 @@ class Chat:
         self._model, self._keys, self._catalogue = model, keys, catalogue
         self._switchboard, self._readiness, self._limit_s = switchboard, readiness, limit_s
         self._prompts, self._rates, self._in_flight = Prompts(model), rates, InFlight()
+        self._formats = Formats(model.grammars)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Raises ApiError until the first token has come."""
@@ -86,6 +88,7 @@ class Chat:
             asked = kind.parse(await body())
             prompts = await kind.prompts(self._prompts, asked)
             places.take(len(prompts) * asked.choices - 1)
+            await self._formats.check(asked.schema)
             asks = self._asks(request_id, identity, asked, prompts, arrived_at)
             tokens = sum(len(prompt) for prompt in prompts) + sum(ask.max_tokens for ask in asks)
             paid, answer = self._rates.take(customer, tokens, arrived_at), None

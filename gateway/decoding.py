@@ -15,7 +15,7 @@ _SHOWN = 60
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:key` in `)?(?:\$\.?)(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
-_ENUM = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
+_ENUM = re.compile(r"Invalid (?:enum )?value (?P<value>'.*)", re.DOTALL)
 
 
 def decode(decoder: msgspec.json.Decoder[Any], body: bytes, words: Mapping[str, str]) -> Any:
@@ -57,7 +57,7 @@ def _refusal(text: str, words: Mapping[str, str], known: Sequence[str]) -> ApiEr
             meant = [] if path else difflib.get_close_matches(param[:200], known, 1, _ALIKE)
             fix = f"did you mean {meant[0]}?" if meant else "leave it out"
             return ApiError("invalid_request", message.format(_shown(param), fix), param[:200])
-    if (value := _ENUM.match(what)) and (allowed := words.get(path.rpartition(".")[2])):
+    if (value := _ENUM.match(what)) and (allowed := words.get(path) or words.get(path.rpartition(".")[2])):
         return ApiError("invalid_request", f"{path} is {_shown(value['value'])}: give {allowed}", path)
     return ApiError("invalid_request", f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", path or None)
 

@@ -31,6 +31,7 @@ REASONS: dict[str, Shape] = {
     "too_long": Shape(400, INVALID, "context_length_exceeded"),
     "unauthorized": Shape(401, INVALID, "invalid_api_key"),
     "forbidden": Shape(403, AUTH, "key_not_allowed"),
+    "origin_not_allowed": Shape(403, AUTH, "origin_not_allowed"),
     "not_found": Shape(404, INVALID, "not_found"),
     "model_not_found": Shape(404, INVALID, "model_not_found"),
     "retired": Shape(404, INVALID, "model_not_found"),

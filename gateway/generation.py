@@ -83,6 +83,11 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         raise NotImplementedError
 
     @property
+    def schema(self) -> str:
+        """The text of the JSON schema that the output must fit; empty: it may be anything."""
+        return ""
+
+    @property
     def choices(self) -> int:
         """Outputs per prompt."""
         return 1 if self.n is None else self.n
@@ -98,7 +103,8 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def sampling(self) -> list[Sampling]:
         """Of each choice. Where the client gave a seed, choice i has the seed's i-th successor."""
         first = secrets.randbits(63) if self.seed is None else self.seed & SEED_MASK
-        return [self._sampling((first + choice) & SEED_MASK) for choice in range(self.choices)]
+        alike = self._sampling(first)
+        return [msgspec.structs.replace(alike, seed=(first + i) & SEED_MASK) for i in range(self.choices)]
 
     def _sampling(self, seed: int) -> Sampling:
         return Sampling(
@@ -112,6 +118,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
             top_logprobs=self.top_logprobs_asked,
+            json_schema=self.schema,
         )
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ from gateway.conversation import conversation_id
 from gateway.decoding import bad, decode
 from gateway.errors import ApiError
 from gateway.generation import MAX_CHOICES, Generation, Range
+from gateway.response_format import ResponseFormat, schema_of
 
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
@@ -40,6 +41,7 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
     logprobs: bool | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
+    response_format: ResponseFormat | None = None
 
     ranges: ClassVar[dict[str, Range]] = Generation.ranges | {"top_logprobs": (0, MAX_TOP_LOGPROBS)}
     prompt_name: ClassVar[str] = "messages"
@@ -51,6 +53,10 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def limit_name(self) -> str:
         return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+
+    @property
+    def schema(self) -> str:
+        return schema_of(self.response_format)
 
     @property
     def top_logprobs_asked(self) -> int | None:
@@ -66,6 +72,7 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
         super().check()
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise bad("max_tokens", self.max_tokens, "give either it or max_completion_tokens")
+        schema_of(self.response_format)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("invalid_request", "top_logprobs: only with logprobs: true", "top_logprobs")
 
@@ -170,7 +177,11 @@ class ModelList(msgspec.Struct, frozen=True):
 
 _CHAT = msgspec.json.Decoder(ChatRequest)
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
-_WORDS = {"role": "system, user or assistant", "type": "text"}
+_WORDS = {
+    "role": "system, user or assistant",
+    "type": "text",
+    "response_format.type": "text, json_object or json_schema",
+}
 
 
 def parse_chat(body: bytes) -> ChatRequest:

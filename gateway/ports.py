@@ -6,6 +6,7 @@ API answers, too. What is no HTTP is counted, never logged: the faulty line may 
 """
 
 import logging
+import ssl
 from typing import Any
 
 from aiohttp import web
@@ -82,7 +83,13 @@ class Runner(web.AppRunner):
 
 
 async def listen(
-    app: web.Application, name: str, host: str, port: int, metrics: Metrics, idle_s: float = IDLE_S
+    app: web.Application,
+    name: str,
+    host: str,
+    port: int,
+    metrics: Metrics,
+    idle_s: float = IDLE_S,
+    tls: ssl.SSLContext | None = None,
 ) -> web.AppRunner:
     """Serves `app` until the runner's `cleanup`. `name` is the port's own, in the log. Raises OSError."""
     runner = Runner(
@@ -97,7 +104,7 @@ async def listen(
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        await web.TCPSite(runner, host, port, reuse_address=True, ssl_context=tls).start()
     except OSError:
         await runner.cleanup()
         raise

@@ -7,6 +7,8 @@ from typing import Self
 
 import msgspec
 
+from gateway.cors import ORIGIN
+from gateway.tls import Tls
 from streams.bus.errors import SettingsError
 from streams.bus.settings import KafkaSettings
 
@@ -15,7 +17,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     """`place` is this gateway's partition of `tokens`. `take_over`: its former holder was seen to die.
 
     `request_limit_s`: how long a request may take, all attempts together. `drain_s`: how long a stopping gateway lets
-    open requests go on.
+    open requests go on. `tls`: of the public port; the internal one is plain, and at home on 127.0.0.1.
     """
 
     kafka: KafkaSettings
@@ -29,6 +31,8 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     internal_port: int
     request_limit_s: float
     drain_s: float
+    tls: Tls | None
+    cors_origins: frozenset[str]
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -57,6 +61,8 @@ class GatewaySettings(msgspec.Struct, frozen=True):
             internal_port=_whole(env, "GATEWAY_INTERNAL_PORT", 8001, 65535),
             request_limit_s=_seconds(env, "GATEWAY_REQUEST_LIMIT_S", 120.0),
             drain_s=_seconds(env, "GATEWAY_DRAIN_S", 15.0),
+            tls=Tls.from_env(env),
+            cors_origins=_origins(env.get("GATEWAY_CORS_ORIGINS", "")),
         )
 
 
@@ -65,6 +71,18 @@ def _whole(env: Mapping[str, str], name: str, default: int, most: int) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) > most:
         raise SettingsError(f"{name}={text} is not a whole number from 0 to {most}")
     return int(text)
+
+
+def _origins(text: str) -> frozenset[str]:
+    """`*` is none: whose pages may hold a key is worth a word for each."""
+    found = [origin.strip() for origin in text.split(",")] if text.strip() else []
+    for origin in found:
+        if not ORIGIN.fullmatch(origin):
+            raise SettingsError(
+                f"GATEWAY_CORS_ORIGINS={origin} is no origin: give some like https://app.example.com, comma-separated, "
+                "in lower case, each without a path and without *"
+            )
+    return frozenset(found)
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def worker(place: int, replicas: int, env: Mapping[str, str], home: Path, take_o
 
 
 def gateway(place: int, port: int, internal_port: int, env: Mapping[str, str], home: Path, take_over: bool) -> Part:
-    """The gateway at `place`, on 127.0.0.1."""
+    """The gateway at `place`, on 127.0.0.1; with TLS where its own settings in our environment say so."""
     name = f"gateway-{place}"
     own = {
         "GATEWAY_PLACE": str(place),
@@ -49,10 +50,14 @@ def gateway(place: int, port: int, internal_port: int, env: Mapping[str, str], h
         lambda: spec,
         # Its own word first: whoever else may listen on that port must not be taken for it.
         lambda child: child.said_ready() and _answers_ready(port),
-        address=f"http://127.0.0.1:{port}",
+        address=public_url(port),
         again=_take_over("GATEWAY"),
         ready_limit_s=WORKER_READY_S,
     )
+
+
+def public_url(port: int) -> str:
+    return f"{'https' if os.environ.get('GATEWAY_TLS_CERT') else 'http'}://127.0.0.1:{port}"
 
 
 def _take_over(who: str) -> Callable[[int], Mapping[str, str]]:
@@ -62,6 +67,9 @@ def _take_over(who: str) -> Callable[[int], Mapping[str, str]]:
 
 def _answers_ready(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    if public_url(port).startswith("https"):  # for whichever names it is made: it is our own child that we ask
+        anyone = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=2, context=anyone)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

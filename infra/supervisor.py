@@ -26,7 +26,7 @@ from infra.local.store import Store
 from infra.operator_key import operator_key, publish_operator
 from infra.options import StackOptions
 from infra.part import Part
-from infra.processes import gateway, process, worker
+from infra.processes import gateway, process, public_url, worker
 from infra.progress import Progress
 from infra.state import StackState, write_state
 from streams.bus.admin import ensure_topics
@@ -112,7 +112,7 @@ class Stack:
             else:
                 public = self._ports.allot(f"gateway-{place}", GATEWAY_PORT + place)
             ports.append((public, self._ports.allot(f"gateway-{place}-internal")))
-        self.gateway_urls = [f"http://127.0.0.1:{public}" for public, _ in ports]
+        self.gateway_urls = [public_url(public) for public, _ in ports]
         self.internal_urls = [f"http://127.0.0.1:{internal}" for _, internal in ports]
         return ports
 

@@ -9,7 +9,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature 0 is greedy. Drawn from are the `top_k` likeliest ids (0: all), of these the nucleus whose mass reaches
     `top_p` in (0, 1] of theirs, of these the ones at least `min_p` times as likely as the likeliest. Penalties and
     `logit_bias`, id -> what is added, come first. `top_logprobs`: how many alternatives to report with each token's
-    own log-probability; None reports nothing.
+    own log-probability; None reports nothing. After penalties and biases and before
+    all else, ids after which the output could not become a text that fits `json_schema`, a JSON schema's text, are left
+    out; empty: none are.
     """
 
     seed: int
@@ -22,6 +24,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     top_logprobs: int | None = None
+    json_schema: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):

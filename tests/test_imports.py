@@ -11,11 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = ("schemas", "gateway", "workers", "streams", "infra", "replay", "tests")
+SHARED = ("streams.bus", "streams.adapters", "streams.formats", "streams.placement", "streams.presence")
 # First match wins: which of our packages a module may import besides its own.
 ALLOWED = {
     "schemas": ("schemas",),
-    "gateway": ("schemas", "gateway", "streams.bus", "streams.adapters", "streams.placement", "streams.presence"),
-    "workers": ("schemas", "workers", "streams.bus", "streams.adapters", "streams.placement", "streams.presence"),
+    "gateway": ("schemas", "gateway", *SHARED),
+    "workers": ("schemas", "workers", *SHARED),
     "streams": ("schemas", "streams"),
     "infra": OURS[:-2],
     "replay": OURS[:-1],
@@ -26,6 +27,7 @@ HOMES = {
     "aiokafka": ("streams.bus", "replay.pingpong"),  # the bare client is what the benchmark measures against
     "faust": ("streams.control", "streams.bus.settings"),  # its credentials come out of the same settings
     "torch": ("workers.engine", "replay", "tests"),
+    "llguidance": ("streams.formats",),
 }
 PURE = (
     "schemas", "streams.placement", "streams.presence.listening", "streams.presence.holders", "streams.adapters.shape",

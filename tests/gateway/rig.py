@@ -29,6 +29,7 @@ from tests.stack import wait_until
 from tests.streams.adapters.files import config, write
 from workers.engine.simulated import simulated_token
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 OPERATOR, PIPELINE, ACME, GLOBEX = "lf-operator", "lf-pipeline", "lf-acme", "lf-globex"
 T = TypeVar("T")
 
@@ -71,7 +72,9 @@ class Rig:
 
         asyncio.run(write())
 
-    def gateway(self, port: int, internal_port: int, place: int = 0, limit_s: float = 120) -> "Door":
+    def gateway(
+        self, port: int, internal_port: int, place: int = 0, limit_s: float = 120, env: Mapping[str, str] = NOTHING
+    ) -> "Door":
         child = self._start(
             f"gateway-{place}",
             "gateway",
@@ -80,9 +83,11 @@ class Rig:
                 "GATEWAY_PORT": str(port),
                 "GATEWAY_INTERNAL_PORT": str(internal_port),
                 "GATEWAY_REQUEST_LIMIT_S": str(limit_s),
+                **env,
             },
         )
-        return Door(child, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{internal_port}")
+        scheme = "https" if "GATEWAY_TLS_CERT" in env else "http"
+        return Door(child, f"{scheme}://127.0.0.1:{port}", f"http://127.0.0.1:{internal_port}")
 
     def worker(self, replica: int = 0, **env: str) -> Child:
         return self._start(
@@ -198,7 +203,7 @@ class Door:
         key: str = OPERATOR,
         method: str = "GET",
         body: Any = None,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        headers: Mapping[str, str] = NOTHING,
     ) -> tuple[int, Any]:
         """A call to the internal port: status and JSON. Blocks."""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()

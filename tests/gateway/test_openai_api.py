@@ -82,6 +82,14 @@ def test_null_is_as_good_as_absent() -> None:
     assert parse_chat(body(**dict.fromkeys(names))) == parse_chat(body())
 
 
+def schema(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema} | more}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    return {} if levels == 0 else {"items": nested(levels - 1)}
+
+
 REFUSED = [
     ({"tools": []}, "tools"),
     ({"logprobs": 1}, "logprobs"),
@@ -96,7 +104,17 @@ REFUSED = [
     ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+    ({"response_format": schema({}, name="a b")}, "response_format.json_schema.name"),
+    ({"response_format": schema(True)}, "response_format.json_schema.schema"),
+    ({"response_format": schema({}, strict=1)}, "response_format.json_schema.strict"),
+    ({"response_format": schema({"maxLenght": 3})}, "response_format.json_schema.schema"),
+    ({"response_format": schema({"enum": ["x" * 33_000]})}, "response_format.json_schema.schema"),
+    ({"response_format": schema(nested(70))}, "response_format.json_schema.schema"),
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),

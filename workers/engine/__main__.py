@@ -90,7 +90,7 @@ def _runner(
 ) -> Runner:
     digest = base_hash(options.model)
     if computing is None:
-        return SimulatedRunner(shape, digest, list(pools), options.step_ms, options.load_ms)
+        return SimulatedRunner(shape, digest, list(pools), options.step_ms, options.load_ms, options.model)
     from workers.engine.torch_runner import TorchRunner
 
     return TorchRunner(options.model, digest, computing, pools, options.kv_tokens)

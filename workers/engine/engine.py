@@ -33,6 +33,7 @@ from schemas.engine import (
 )
 from workers.engine.runner import PROBE_TOKENS, MergeRefused, Runner
 from workers.engine.scheduler import Failure, Outcome, Row, Scheduler
+from workers.engine.sequence import Sequence
 from workers.engine.slots import Lease, SlotInUse, Slots
 from workers.slot_image import ImageError
 
@@ -63,6 +64,7 @@ class Engine:
         self._steps = 0
         self._failed_steps = 0  # on end, with an exception in every row
         self._merged: Merged | None = None
+        self.preparing = False  # a sequence waits for something that comes by itself, without a command
         self._said = self._audited = clock()  # that it lives; what its leases are
 
     def ready(self, max_rank: int) -> Ready:
@@ -101,13 +103,19 @@ class Engine:
         self._fill_slots()
         for content_id in self._scheduler.missing():
             self._emit(Missing(content_id))
-        rows = self._scheduler.plan()
+        self.preparing = False
+        rows = self._scheduler.plan(self._ready)
         if rows:
             tokens, finished = self._scheduler.settle(rows, self._run(rows))
             self._report(rows, tokens, finished)
         elif self._ended:
             self.tick()
         return bool(rows)
+
+    def _ready(self, sequence: Sequence) -> bool:
+        ready = self._runner.ready(sequence)
+        self.preparing |= not ready
+        return ready
 
     def _run(self, rows: list[Row]) -> list[Outcome]:
         """Computes the step; if it cannot be computed whole, each row alone (its bits are the same), and those that

@@ -20,6 +20,7 @@ from workers.engine.engine import Engine
 from workers.engine.wire import CommandStream
 
 IDLE_TICK_S = 0.5
+PREPARING_S = 0.002  # between looks at what is prepared beside this thread
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -39,7 +40,8 @@ def serve(stream: socket.socket, build: Callable[[Callable[[Event], None]], Engi
     worker.say(engine.ready(max_rank))
     said, stepped = time.monotonic(), False
     while True:
-        for command in worker.hear(0.0 if stepped else max(0.0, said + IDLE_TICK_S - time.monotonic())):
+        patience_s = PREPARING_S if engine.preparing else said + IDLE_TICK_S - time.monotonic()
+        for command in worker.hear(0.0 if stepped else max(0.0, patience_s)):
             if isinstance(command, Shutdown):
                 worker.flush()
                 return

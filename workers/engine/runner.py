@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from workers.engine.scheduler import Outcome, Row
+from workers.engine.sequence import Sequence as Waiting
 from workers.engine.slots import NO_ADAPTER, Lease
 
 PROBE_TOKENS = 48  # KV positions that a merge computes with
@@ -69,6 +70,9 @@ class Runner(Protocol):
 
     def unmerge(self, alive: Callable[[], None]) -> None:
         """The weights are the base's to the bit. Whatever it raises must end the engine."""
+
+    def ready(self, sequence: Waiting) -> bool:
+        """Whether rows of this sequence can be computed. What is lacking is on its way from the first call on."""
 
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         """Computes one step. After an exception it is asked for the same rows one by one."""

@@ -16,7 +16,7 @@ could not fit alone, so there is always progress.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Listing
 from contextlib import contextmanager
 
@@ -165,10 +165,13 @@ class Scheduler:
         joined, self._joined = self._joined, []
         return joined
 
-    def plan(self) -> list[Row]:
-        """The rows of the next step, oldest first: every decoding sequence, and prompt chunks up to the budget."""
+    def plan(self, ready: Callable[[Sequence], bool] = lambda _: True) -> list[Row]:
+        """The rows of the next step, oldest first: every decoding sequence, and prompt chunks up to the budget.
+
+        `ready` is asked for each waiting sequence: whether the runner can compute it. Others pass one that is not.
+        """
         self._make_room()
-        servable = self._waiting.servable()
+        servable = self._waiting.servable(ready)
         self._fairness.want(servable.keys() | {s.customer for s in self._running.values() if s.reading})
         self._admit(servable)
         chunks = self._chunks()

@@ -5,6 +5,7 @@ import math
 from schemas.engine import StartSequence
 from schemas.reasons import FinishReason
 from schemas.requests import Sampling
+from streams.formats.schema import MAX_SCHEMA_BYTES
 from workers.engine.fairness import GREATEST_WEIGHT, LEAST_WEIGHT
 from workers.engine.prefix import Space
 from workers.engine.slots import NO_ADAPTER, Lease
@@ -104,6 +105,8 @@ def fault(start: StartSequence, vocab_size: int, kv_tokens: int, context_length:
         return f"max_tokens: {limit} tokens in all, the KV cache holds {kv_tokens}; ask for fewer"
     if detail := _sampling_fault(start.sampling, vocab_size):
         return detail
+    if start.sampling.json_schema and not start.stop_ids:
+        return "json_schema: an output that is held to one needs stop_ids to end with"
     if not LEAST_WEIGHT <= start.weight <= GREATEST_WEIGHT:
         return f"weight: {start.weight} is not in [{LEAST_WEIGHT}, {GREATEST_WEIGHT}]"
     return ""
@@ -127,6 +130,8 @@ def _sampling_fault(sampling: Sampling, vocab_size: int) -> str:
     for token, bias in sampling.logit_bias.items():
         if not (0 <= token < vocab_size and -100 <= bias <= 100):
             return f"logit_bias: {token}: {bias} is not an id in 0..{vocab_size - 1} with a bias in [-100, 100]"
+    if len(sampling.json_schema) > MAX_SCHEMA_BYTES:
+        return f"json_schema: {len(sampling.json_schema)} characters are more than {MAX_SCHEMA_BYTES}"
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_LOGPROBS:
         return f"top_logprobs: {sampling.top_logprobs} is not in 0..{MOST_LOGPROBS}"
     return ""

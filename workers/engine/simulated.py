@@ -14,8 +14,10 @@ from pathlib import Path
 
 from schemas.tokens import Logprobs
 from streams.adapters.shape import ModelShape
+from workers.engine.formats import Formats
 from workers.engine.runner import Fold, Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row, Scored
+from workers.engine.sequence import Sequence as Waiting
 from workers.engine.slots import NO_ADAPTER, Lease
 from workers.slot_image import check_header
 
@@ -43,9 +45,20 @@ def _prompt_digest(prompt: tuple[int, ...]) -> str:
 
 
 class SimulatedRunner:
-    """A step takes `step_ms`, a load `load_ms`; an image's header is checked, its payload not read."""
+    """A step takes `step_ms`, a load `load_ms`; an image's header is checked, its payload not read.
 
-    def __init__(self, shape: ModelShape, base_hash: str, ranks: Sequence[int], step_ms: float, load_ms: float) -> None:
+    Of a sequence with a format the hash chooses among the ids that may come next. `folder`: whose tokenizer that needs.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        base_hash: str,
+        ranks: Sequence[int],
+        step_ms: float,
+        load_ms: float,
+        folder: Path | None = None,
+    ) -> None:
         if shape.vocab <= RESERVED_IDS:
             raise ValueError(f"vocab_size: {shape.vocab} is not above the {RESERVED_IDS} reserved ids")
         self.model = Model(base_hash, NUMERIC_CLASS, shape.context, shape.vocab)
@@ -53,6 +66,7 @@ class SimulatedRunner:
         self._step_ms = step_ms
         self._load_ms = load_ms
         self._stamps = Stamps()
+        self._formats = Formats(folder, shape.vocab)
 
     def open(self, content_id: str, path: Path) -> Opened:
         header = check_header(path, content_id, *self._ranks)
@@ -79,6 +93,9 @@ class SimulatedRunner:
         _sleep_ms(self._load_ms)
         self._stamps.write(NO_ADAPTER)
 
+    def ready(self, sequence: Waiting) -> bool:
+        return self._formats.ready(sequence)
+
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         _sleep_ms(self._step_ms)
         return [self._next(row) for row in rows]
@@ -91,6 +108,12 @@ class SimulatedRunner:
         sequence = row.sequence
         prompt = sequence.tokens[: sequence.prompt_length]
         token = simulated_token(sequence.content_id, prompt, sequence.length, self.model.vocab_size)
+        if sequence.sampling.json_schema:
+            allowed = self._formats.allowed(sequence)
+            if isinstance(allowed, Failure):
+                return allowed
+            ids = allowed.nonzero()[0]
+            token = int(ids[token % len(ids)])
         if (most := sequence.sampling.top_logprobs) is None:
             return token
         return Scored(token, simulated_logprobs(token, most, self.model.vocab_size))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.compiled import NoCompiler, Refused, isas
+from workers.engine.formats import Allowed, Formats
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.engine.logits import adjust, adjusts, logprobs
 from workers.engine.merging import PROBES, Weights, difference
@@ -24,12 +25,14 @@ from workers.engine.operations import Batch, Draws, Operations
 from workers.engine.reference import ReferenceOperations
 from workers.engine.runner import Fold, MergeRefused, Model, Opened, Stamps
 from workers.engine.scheduler import Failure, Outcome, Row, Scored
+from workers.engine.sequence import Sequence as Waiting
 from workers.engine.slots import NO_ADAPTER, Lease
 from workers.engine.stacks import SlotStacks
 from workers.slot_image import ImageError, open_image
 
 _LOG = logging.getLogger(__name__)
 _SEED_MASK = (1 << 64) - 1
+NEVER = -1e30  # of ids that a format leaves out: finite, for what is not finite is a fault
 
 
 class NotReproducible(Exception):
@@ -48,6 +51,8 @@ class TorchRunner:
         self.llama = LlamaModel(folder, operations, self.stacks, kv_tokens)
         self._weights = Weights(folder, self._shape, operations, self.llama.foldables)
         self._stamps = Stamps()
+        self._formats = Formats(folder, self._shape.vocab)
+        self._formats.load()
         self.model = Model(base_hash, self.llama.numeric_class, self._shape.context, self._shape.vocab)
         self._prove(kv_tokens)
 
@@ -101,6 +106,9 @@ class TorchRunner:
             alive()
         return torch.cat(logits)
 
+    def ready(self, sequence: Waiting) -> bool:
+        return self._formats.ready(sequence)
+
     def run(self, rows: Sequence[Row]) -> list[Outcome]:
         outcomes: list[Outcome] = [Failure(why) if (why := self._stamps.mismatch(row)) else None for row in rows]
         sound = [(at, row) for at, row in enumerate(rows) if outcomes[at] is None]
@@ -125,11 +133,21 @@ class TorchRunner:
             if adjusts(sequence.sampling):
                 prompt, output = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
                 adjust(logits[at].numpy(), sequence.sampling, prompt, output)
+        held = {
+            at: self._formats.allowed(row.sequence) for at, row in enumerate(rows) if row.sequence.sampling.json_schema
+        }
+        if allowed := {at: ids for at, ids in held.items() if not isinstance(ids, Failure)}:
+            _leave_out(logits, allowed)
         ids: list[int] = self._ops.sample(logits, _draws(rows)).tolist()
+        for at, kept_ids in allowed.items():
+            if ids[at] >= 0 and not kept_ids[ids[at]]:  # by a chance of 1 in 2^53: what is left out has some mass
+                ids[at] = int(logits[at].argmax())
         outcomes: list[Outcome] = list(ids)
         for at, token in enumerate(ids):
             most = rows[at].sequence.sampling.top_logprobs
-            if token < 0:
+            if isinstance(failure := held.get(at), Failure):
+                outcomes[at] = failure
+            elif token < 0:
                 outcomes[at] = Failure("a logit is not finite")
             elif most is not None:
                 outcomes[at] = Scored(token, logprobs(raw[at], token, most))
@@ -171,6 +189,14 @@ def operations(threads: int) -> Operations:
     torch.set_num_threads(1)  # the kernels have threads of their own, and torch's would spin beside them
     _LOG.info("native kernels for %s, %d threads", isa, threads)
     return native
+
+
+@torch.inference_mode()
+def _leave_out(logits: Tensor, allowed: Mapping[int, Allowed]) -> None:
+    """Only these rows are touched, wherever the logits are."""
+    rows = torch.tensor(list(allowed), device=logits.device)
+    kept = torch.from_numpy(np.stack(list(allowed.values()))).to(logits.device)
+    logits[rows] = logits[rows].masked_fill(~kept, NEVER)
 
 
 def _draws(rows: Sequence[Row]) -> Draws:

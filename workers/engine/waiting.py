@@ -8,7 +8,7 @@ one it is for are admitted, then none until it has one: requests for resident ad
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 
 from workers.engine.sequence import Sequence
@@ -45,11 +45,11 @@ class Waiting:
     def remove(self, seq: int) -> None:
         self._of.pop(seq, None)
 
-    def servable(self) -> dict[str, deque[Sequence]]:
-        """Each customer's sequences that could run now, oldest first."""
+    def servable(self, ready: Callable[[Sequence], bool]) -> dict[str, deque[Sequence]]:
+        """Each customer's sequences that could run now, oldest first. `ready`: what else than a slot they wait for."""
         lines: dict[str, deque[Sequence]] = {}
         for sequence in self._of.values():
-            if not sequence.content_id or self._slots.holds(sequence.content_id):
+            if ready(sequence) and (not sequence.content_id or self._slots.holds(sequence.content_id)):
                 lines.setdefault(sequence.customer, deque()).append(sequence)
         return lines
 

@@ -16,6 +16,7 @@ from streams.adapters.shape import ModelShape
 from workers.engine.engine import Engine
 from workers.engine.runner import Fold, Runner
 from workers.engine.scheduler import Limits, Scheduler
+from workers.engine.sequence import Sequence
 from workers.engine.slots import Slots
 from workers.slot_image import Precision, write_image
 
@@ -107,6 +108,9 @@ def start(
 class NeverMerged:
     """Half a runner, for those that are only asked for steps."""
 
+    def ready(self, _: Sequence) -> bool:
+        return True
+
     def merge(self, *_: object) -> Fold:
         raise AssertionError("nobody merges here")
 
@@ -135,7 +139,7 @@ class InProcess:
 
     def run(self) -> "InProcess":
         """Steps until nothing is left to compute."""
-        while self.engine.step():
+        while self.engine.step() or self.engine.preparing:
             pass
         return self
 

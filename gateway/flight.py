@@ -24,6 +24,7 @@ class Ask:
     stop_ids: list[int]
     arrived_at: float
     deadline_at: float
+    only_on: int | None = None  # the one replica that may answer, for whoever wants to know that one's answer
 
 
 class Phase(StrEnum):

@@ -7,12 +7,23 @@ from typing import Any
 
 import msgspec
 
-from schemas.adapters import AdapterCommand, ConcludeFlip, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    ConcludeFlip,
+    QuarantineAdapter,
+    RegisterAdapter,
+    ReleaseAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from streams.adapters.refusals import Refusals, clip
 
 _KINDS: dict[str, type[AdapterCommand]] = {
     "register": RegisterAdapter,
     "retire": RetireAdapter,
+    "quarantine": QuarantineAdapter,
+    "release": ReleaseAdapter,
     "alias": SetAlias,
     "rollback": RollbackAlias,
     "conclude": ConcludeFlip,

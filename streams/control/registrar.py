@@ -26,7 +26,9 @@ from schemas.adapters import (
     AliasRecord,
     CommandResult,
     ConcludeFlip,
+    QuarantineAdapter,
     RegisterAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     RollbackAlias,
     SetAlias,
@@ -129,6 +131,10 @@ class Registrar:
             match command:
                 case RetireAdapter():
                     return registry.retire(self._state, command, origin)
+                case QuarantineAdapter():
+                    return registry.quarantine(self._state, command, origin)
+                case ReleaseAdapter():
+                    return registry.release(self._state, command, origin)
                 case SetAlias():
                     return registry.set_alias(self._state, command, origin)
                 case RollbackAlias():

@@ -14,7 +14,8 @@ that dies leaves a row that says all its successor needs; whichever command come
 that comes twice, or too late, finds another row and does nothing. A rollback while a flip is pending calls it off: had
 the flip come first, the rollback would have led to the same adapter. A rollback that does not get warm in time moves
 all the same, cold: it is away from something, and waiting does not make that better. A retired or quarantined adapter
-is never moved to.
+is never moved to. An alias that points at one when it is quarantined stays, and what it serves is refused until the
+adapter is released or the alias moved: to serve something else instead is not the registry's to choose.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,8 +31,10 @@ from schemas.adapters import (
     CommandResult,
     ConcludeFlip,
     PendingFlip,
+    QuarantineAdapter,
     Refusal,
     RegisterAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     RollbackAlias,
     SetAlias,
@@ -40,6 +43,7 @@ from schemas.reasons import AdapterStatus
 from streams.adapters.names import parse_adapter, parse_alias
 
 ROLLBACK_LIMIT_S = 5.0
+LONGEST_WHY = 300  # characters: it is told to whoever asks for the adapter
 REMEMBERED = 20  # commands per alias: as far back as one sent twice is known
 
 V = TypeVar("V", covariant=True)
@@ -107,7 +111,7 @@ def delivered_again(state: State, command: AdapterCommand, origin: Origin) -> De
     if origin.offset > state.decided.get(origin.partition, -1):
         return None
     row = state.adapters.get(command.adapter_id)
-    if row is not None and isinstance(command, RetireAdapter) and row.status is AdapterStatus.RETIRED:
+    if row is not None and row.status is LEADS_TO.get(type(command)):
         return Decision(_about(command, row, 200), again=True)
     if row is not None and isinstance(command, RegisterAdapter) and row.source_checksum == command.checksum:
         return Decision(_about(command, row, 201), again=True)
@@ -192,14 +196,53 @@ def retire(state: State, command: RetireAdapter, origin: Origin) -> Decision:
     if pointing := sorted(alias for alias, at in state.aliases.items() if command.adapter_id in ends(at)):
         message = f"{', '.join(pointing[:10])} points at {command.adapter_id}, or will; set it to another adapter first"
         return Decision(_conflict(command, "adapter_id", message))
+    return _become(command, row, row.why, origin)
+
+
+def quarantine(state: State, command: QuarantineAdapter, origin: Origin) -> Decision:
+    """Whatever points at it. One that is quarantined already keeps the reason that it has."""
+    if not (0 < len(command.why.strip()) <= LONGEST_WHY and command.why.isprintable()):
+        message = f"1 to {LONGEST_WHY} printable characters that say why are needed, on one line"
+        return Decision(refused(command, [Refusal("why", message)]))
+    return _between(state, command, command.why.strip(), origin)
+
+
+def release(state: State, command: ReleaseAdapter, origin: Origin) -> Decision:
+    """It is served again."""
+    return _between(state, command, "", origin)
+
+
+def _between(state: State, command: QuarantineAdapter | ReleaseAdapter, why: str, origin: Origin) -> Decision:
+    """Ready and quarantined lead to each other, and neither leads back from retired."""
+    row = state.adapters.get(command.adapter_id)
+    if row is None:
+        return Decision(_unknown(command, command.adapter_id))
+    if row.status is AdapterStatus.RETIRED:
+        return Decision(_conflict(command, "adapter_id", f"{command.adapter_id} is retired, and stays so"))
+    if row.status is LEADS_TO[type(command)]:
+        return Decision(_about(command, row, 200))
+    return _become(command, row, why, origin)
+
+
+def _become(
+    command: RetireAdapter | QuarantineAdapter | ReleaseAdapter, row: AdapterRecord, why: str, origin: Origin
+) -> Decision:
     record = msgspec.structs.replace(
         row,
-        status=AdapterStatus.RETIRED,
+        status=LEADS_TO[type(command)],
         command_partition=origin.partition,
         command_offset=origin.offset,
         updated_unix_ms=origin.now_unix_ms,
+        why=why,
     )
     return Decision(_about(command, record, 200), record)
+
+
+LEADS_TO: dict[type[AdapterCommand], AdapterStatus] = {
+    RetireAdapter: AdapterStatus.RETIRED,
+    QuarantineAdapter: AdapterStatus.QUARANTINED,
+    ReleaseAdapter: AdapterStatus.READY,
+}
 
 
 def ends(row: AliasRecord) -> tuple[str, ...]:
@@ -386,11 +429,11 @@ def _conflict(command: AdapterCommand, field: str, message: str) -> CommandResul
     return _answer(command, 409, [Refusal(field, message)])
 
 
-def _unknown(command: RetireAdapter | SetAlias, adapter_id: str) -> CommandResult:
+def _unknown(command: AdapterCommand, adapter_id: str) -> CommandResult:
     return _answer(command, 404, [Refusal("adapter_id", f"{adapter_id} is not registered")])
 
 
-def _about(command: RegisterAdapter | RetireAdapter, row: AdapterRecord, status: int) -> CommandResult:
+def _about(command: AdapterCommand, row: AdapterRecord, status: int) -> CommandResult:
     return CommandResult(command.command_id, status, adapter_id=row.adapter_id, content_id=row.content_id)
 
 

@@ -1,6 +1,15 @@
 """Which event each decided command is, and that a second delivery makes the same one."""
 
-from schemas.adapters import AdapterCommand, AdapterEvent, ConcludeFlip, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import (
+    AdapterCommand,
+    AdapterEvent,
+    ConcludeFlip,
+    QuarantineAdapter,
+    ReleaseAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from streams.control.events import event_of
 from streams.control.registry import Origin
 from tests.streams.control.test_registry import ONE, PROD, TWO, Log, register
@@ -73,6 +82,22 @@ def test_who_when_and_where_from() -> None:
     refused = story.tell(RetireAdapter("c4", ONE))
     assert refused is not None
     assert PROD in refused.reasons[0].message
+
+
+def test_a_quarantine_and_a_release_are_told() -> None:
+    story = Story()
+    story.tell(register(ONE))
+    for command in (QuarantineAdapter("c1", ONE, "it rambles", "ops"), ReleaseAdapter("c2", ONE, "ops")):
+        event = story.tell(command)
+        assert event is not None
+        assert story.tell(command, story.offset) == event
+        assert (event.by, event.adapter_id, event.at_unix_ms) == ("ops", ONE, 1_000 + story.offset)
+        wanted = ("quarantined", "it rambles") if command.command_id == "c1" else ("released", "")
+        assert (event.kind, event.why, event.command_id) == (*wanted, command.command_id)
+        assert story.tell(command) is None  # as it is already
+    refused = story.tell(QuarantineAdapter("c3", TWO, "it rambles"))
+    assert refused is not None
+    assert (refused.kind, refused.status) == ("refused", 404)
 
 
 def test_an_alias_that_stays_says_why() -> None:

@@ -64,6 +64,10 @@ class Catalogue:
     def adapter(self, adapter_id: str) -> AdapterRecord | None:
         return self._adapters.get(adapter_id)
 
+    def quarantined(self) -> int:
+        """How many adapters are."""
+        return sum(record.status is AdapterStatus.QUARANTINED for record in self._adapters.values())
+
     def adapters(self, customer: str | None = None) -> list[AdapterRecord]:
         """All, or one customer's, by id."""
         return sorted(

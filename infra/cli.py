@@ -178,7 +178,7 @@ def probe(once: bool, every: float, wants_json: bool, home: Path) -> None:
     """Ask every replica for canaries' answers, for as long as the stack runs; take out what answers wrongly.
 
     The canaries are trained and registered at the first start. A replica that is wrong twice where another one is right
-    is drained; an adapter that alone is wrong everywhere is quarantined. Each round is a line; wrong answers go to stderr.
+    is drained; an adapter that alone is wrong everywhere is quarantined. A line a round; wrong answers go to stderr.
     """
     service = importlib.import_module("replay.probe.service")  # slow to import
     _run(service.run(home.absolute(), None if once else every, wants_json))

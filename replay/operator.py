@@ -32,9 +32,7 @@ class Operator:
         self._url, self._key = url, key
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._key}"}, timeout=aiohttp.ClientTimeout(total=90)
-        )
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -70,13 +68,13 @@ class Operator:
                 return None
             raise
 
-    async def quarantine(self, adapter_id: str, why: str) -> None:
-        """Returns when no gateway serves it any more."""
-        await self._call("POST", f"/internal/adapters/{quote(adapter_id, safe='')}/quarantine", {"why": why})
+    async def quarantine(self, adapter_id: str, why: str, key: str) -> None:
+        """Returns when no gateway serves it any more. `key`: in whose name, as history tells it."""
+        await self._call("POST", f"/internal/adapters/{quote(adapter_id, safe='')}/quarantine", {"why": why}, key)
 
-    async def drain(self, replica: int) -> None:
-        """Returns when the replica was told; its state shows that it takes nothing new."""
-        await self._call("POST", f"/internal/replicas/{replica}/drain")
+    async def drain(self, replica: int, key: str) -> None:
+        """Returns when the replica was told; its state shows that it takes nothing new. `key`: likewise."""
+        await self._call("POST", f"/internal/replicas/{replica}/drain", key=key)
 
     async def set_alias(self, alias: str, adapter_id: str) -> dict[str, Any]:
         """Returns when no gateway resolves the alias to the old adapter any more."""
@@ -87,8 +85,11 @@ class Operator:
         answer = await self._call("GET", "/internal/replicas")
         return list(answer["replicas"])
 
-    async def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        async with self._session.request(method, URL(self._url + path, encoded=True), json=body) as answer:
+    async def _call(self, method: str, path: str, body: object = None, key: str = "") -> dict[str, Any]:
+        """`key`: instead of the operator's own."""
+        headers = {"Authorization": f"Bearer {key or self._key}"}
+        url = URL(self._url + path, encoded=True)
+        async with self._session.request(method, url, json=body, headers=headers) as answer:
             text = await answer.text()
             if answer.status >= 400:
                 raise OperatorError(f"{method} {path}: {answer.status} {text}", answer.status)

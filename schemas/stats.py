@@ -61,7 +61,7 @@ Ended = RequestFinished | AttemptFinished
 
 
 class CacheEvent(msgspec.Struct, frozen=True):
-    """An adapter arrived in, left, or failed to reach a tier of a replica; or, as a probe saw, answered wrongly there."""
+    """An adapter arrived in, left, or failed to reach a tier of a replica; or, as a probe saw, is wrong there."""
 
     at_unix_ms: int
     replica: int

@@ -177,9 +177,9 @@ class Probe:
         """What could not be done, and why."""
         failed: list[str] = []
         for replica in verdict.drain:
-            failed += await self._done(self._operator.drain(replica), f"drain replica {replica}")
+            failed += await self._done(self._operator.drain(replica, self._key), f"drain replica {replica}")
         for adapter in verdict.quarantine:
-            failed += await self._done(self._operator.quarantine(adapter, WHY), f"quarantine {adapter}")
+            failed += await self._done(self._operator.quarantine(adapter, WHY, self._key), f"quarantine {adapter}")
         return failed
 
     async def _tell(self, misses: Sequence[Miss], verdict: Verdict) -> list[str]:

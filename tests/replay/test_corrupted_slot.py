@@ -1,4 +1,4 @@
-"""A slot of one replica goes bad while customers are being served, and the probe takes that replica out.
+"""A slot of one replica goes bad while customers are being served, and the probe takes out what is at fault.
 
 The real model on two replicas, real canaries, the real road. Run with -s to see how long it took and how many requests
 the slot could have touched.
@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -58,11 +59,11 @@ class Company:
             "LORAFLEET_SOURCES": f"file://{folder}/inbox",
         }
 
-    def ended(self) -> list[tuple[str, int]]:
-        """Customer and replica of each request that has ended, in that order."""
+    def ended(self) -> list[tuple[str, int, str]]:
+        """Customer, replica and adapter of each request that has ended, in that order."""
         lines = self.door.child.output().splitlines()
         rows = [json.loads(line) for line in lines if line.startswith('{"type":"request"')]
-        return [(row["customer"], row["replica"]) for row in rows]
+        return [(row["customer"], row["replica"], row["adapter"]) for row in rows]
 
 
 @pytest.fixture
@@ -107,42 +108,75 @@ async def rounds(probe: Probe, most: int) -> Round:
     raise AssertionError(f"{most} rounds saw nothing wrong")
 
 
-@pytest.mark.parametrize("kind", ["garble", "swap"])
-async def test_the_probe_finds_a_bad_slot_while_customers_are_served(company: Company, kind: str) -> None:
-    door = company.door
+@dataclass
+class Fault:
+    """When it began, and how many requests had ended by then."""
+
+    company: Company
+    place: int
+    began: float = 0.0
+    ended: int = 0
+
+    async def begin(self, what: str) -> None:
+        """Returns when the slot is bad."""
+        file = self.company.fault(self.place)
+        file.write_text(what)
+        await until(lambda: not file.exists(), 20, "the fault")
+        self.began, self.ended = time.monotonic(), len(self.company.ended())
+
+    def tell(self, what: str, seen: Round) -> None:
+        """What it came to, on the screen."""
+        [miss] = seen.wrong
+        after = self.company.ended()[self.ended :]
+        there = [(whose, adapter) for whose, replica, adapter in after if replica == self.place]
+        slot = [whose for whose, adapter in there if adapter == miss.adapter_id]
+        print(
+            f"\n{what} {time.monotonic() - self.began:.1f} s after the fault, rounds every {EVERY_S:g} s: meanwhile "
+            f"{len(after)} requests ended, {len(there)} on replica {self.place}, {len(slot)} in slot {miss.slot}, all of "
+            f"them {set(slot)}'s; {miss.expected} became {miss.got}"
+        )
+
+
+async def test_the_probe_finds_a_bad_slot_while_customers_are_served(company: Company) -> None:
+    door, folder = company.door, company.rig.folder
     async with Operator(door.internal, OPERATOR) as operator:
-        await operator.make_customer("canary")
-        known = await goldens(operator, company.environment, company.rig.folder / "canaries", print)
-        assert await goldens(operator, company.environment, company.rig.folder / "elsewhere", print) == known
-        assert not (company.rig.folder / "elsewhere").exists(), "what is registered is not trained again"
+        tenant = await operator.make_customer("canary")
+        known = await goldens(operator, company.environment, folder / "canaries", print)
+        assert await goldens(operator, company.environment, folder / "elsewhere", print) == known
+        assert not (folder / "elsewhere").exists(), "what is registered is not trained again"
+        kite, lark = known
         async with Probe(door.url, operator, company.rig.settings, known) as probe, traffic(door) as takes:
             first = await probe.round()
             assert (first.right, first.wrong, first.unasked) == (4, [], []), first
-            await until(
-                lambda: {0, 1} <= {replica for whose, replica in company.ended() if whose == "acme"}, 60, "acme"
-            )
+            await until(lambda: {0, 1} <= {replica for who, replica, _ in company.ended() if who == "acme"}, 60, "both")
 
-            kite, lark = known
-            company.fault(1).write_text(f"{kind} {kite.content_id} {lark.content_id if kind == 'swap' else ''}")
-            await until(lambda: not company.fault(1).exists(), 20, "the fault")
-            began, before = time.monotonic(), len(company.ended())
+            # One replica answers with another adapter's weights: it goes, and the customers notice nothing.
+            fault = Fault(company, 1)
+            await fault.begin(f"swap {kite.content_id} {lark.content_id}")
             seen = await rounds(probe, 20)
-            told_s = time.monotonic() - began
             await until(lambda: statuses(door)[1] == "draining", 10, "its beat")
-            out_s, after = time.monotonic() - began, company.ended()[before:]
-
+            fault.tell("drained", seen)
             [miss] = seen.wrong
             assert (miss.replica, miss.adapter_id, seen.drained, seen.quarantined) == (1, kite.adapter_id, [1], [])
             assert miss.slot >= 1 <= miss.epoch
-            if kind == "swap":
-                assert lark.answers["yes"] in miss.got
+            assert lark.answers["yes"] in miss.got
             last = await probe.round()
             assert (last.replicas, last.right, last.wrong) == ([0], 2, [])
-            assert statuses(door)[0] == "ready"
+
+            # The only replica that is left has other bytes in a slot: the adapter goes, the replica serves on.
+            fault = Fault(company, 0)
+            await fault.begin(f"garble {lark.content_id}")
+            seen = await rounds(probe, 20)
+            fault.tell("quarantined", seen)
+            [miss] = seen.wrong
+            assert (miss.replica, miss.adapter_id, seen.drained, seen.quarantined) == (
+                0,
+                lark.adapter_id,
+                [],
+                [miss.adapter_id],
+            )
+            async with aiohttp.ClientSession() as session:
+                refused = await take(session, door.url, Script(tenant.key, lark.adapter_id, "yes", 4))
+            assert f'503 {{"error":{{"message":"{lark.adapter_id} is quarantined: it gives wrong' in refused.error
+            assert statuses(door) == {0: "ready", 1: "draining"}
         assert all(one.whole for one in takes), [one.error for one in takes if not one.whole]
-    there = [whose for whose, replica in after if replica == 1]
-    print(
-        f"\n{kind} of slot {miss.slot}: drained {told_s:.1f} s after the fault, out of the plan after {out_s:.1f} s, "
-        f"rounds every {EVERY_S:g} s; meanwhile {len(after)} requests ended, {len(there)} on that replica, of these "
-        f"{there.count('canary')} the probe's own; {miss.expected} became {miss.got}"
-    )

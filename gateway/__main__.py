@@ -236,6 +236,7 @@ class Gateway:
         metrics.gauge("open_requests", "Requests that are open.", lambda: len(self.switchboard))
         metrics.gauge("ready", "1 if chats are taken.", lambda: float(self.readiness.why_not() is None))
         metrics.gauge("live_replicas", "Replicas that take work.", lambda: len(self.fleet.candidates(tables.clock.now)))
+        metrics.gauge("quarantined_adapters", "Adapters that nobody is served by.", self.catalogue.quarantined)
         metrics.gauge("tables_age_seconds", "Since Kafka last answered.", lambda: tables.age(time.monotonic()))
         metrics.gauge("tokens_age_seconds", "Since Kafka last answered.", lambda: replies.age(time.monotonic()))
         metrics.gauge("finished_waiting", "Ended requests not yet written.", lambda: finishes.waiting)

@@ -12,6 +12,7 @@ from gateway.limits import MAX_BODY_BYTES
 from gateway.metrics import Metrics
 from gateway.middleware import answering, json_answer
 from gateway.models import Models
+from gateway.pinned import only_where_it_is_obeyed
 from gateway.readiness import Readiness
 from gateway.tables import Tables
 from gateway.websocket import ChatSockets
@@ -42,7 +43,7 @@ def public_app(
         }
         return json_answer(orjson.dumps(told), 200 if problem is None else 503)
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics)])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics), only_where_it_is_obeyed])
     app.router.add_post("/v1/chat/completions", chat.chat)
     app.router.add_post("/v1/completions", chat.complete)
     app.router.add_get("/v1/chat/ws", sockets.get)

@@ -62,11 +62,15 @@ class Catalogue:
         if record is None or record.status is AdapterStatus.RETIRED:
             raise not_found(model)
         if record.status is AdapterStatus.QUARANTINED:
-            raise ApiError("quarantined", f"{record.adapter_id} is quarantined: it crashed the engine", "model")
+            raise quarantined(model, record.why)
         return Target(record.adapter_id, record.content_id)
 
     def adapter(self, adapter_id: str) -> AdapterRecord | None:
         return self._adapters.get(adapter_id)
+
+    def quarantined(self) -> int:
+        """How many adapters are."""
+        return sum(record.status is AdapterStatus.QUARANTINED for record in self._adapters.values())
 
     def adapters(self, customer: str | None = None) -> list[AdapterRecord]:
         """All, or one customer's, by id."""
@@ -123,6 +127,11 @@ def not_found(model: str) -> ApiError:
     """The one answer to any model that is not there for this key."""
     shown = model if len(model) <= SHOWN else model[: SHOWN - 3] + "..."
     return ApiError("model_not_found", f"The model '{shown}' does not exist or you do not have access to it.", "model")
+
+
+def quarantined(model: str, why: str, also: str = "") -> ApiError:
+    """`why`: the row's own word, which is written for the customer. A row from before there was one has none."""
+    return ApiError("quarantined", f"{model} is quarantined{f': {why}' if why else ''}{also}", "model")
 
 
 def _newer(record: AdapterRecord | AliasRecord, held: AdapterRecord | AliasRecord | None) -> bool:

@@ -29,6 +29,7 @@ from gateway.generation import Generation
 from gateway.limits import InFlight
 from gateway.middleware import REQUEST_ID
 from gateway.openai_api import parse_chat, parse_completion
+from gateway.pinned import HEADER, not_live, place_of
 from gateway.prompts import Prompts
 from gateway.rates import Rates
 from gateway.readiness import Readiness
@@ -71,25 +72,34 @@ class Chat:
         return await self._post(request, COMPLETION)
 
     async def _post(self, request: web.Request, kind: "Kind[G]") -> web.StreamResponse:
-        key = request.headers.get("Authorization")
-        async with self.answer(key, request[REQUEST_ID], kind, partial(read_body, request)) as answer:
+        key, pin = request.headers.get("Authorization"), request.headers.getall(HEADER, [])
+        async with self.answer(key, request[REQUEST_ID], kind, partial(read_body, request), pin) as answer:
             return await (sse.stream(answer, request) if answer.asked.stream else sse.whole(answer))
 
     @asynccontextmanager
     async def answer(
-        self, authorization: str | None, request_id: str, kind: "Kind[G]", body: Callable[[], Awaitable[bytes]]
+        self,
+        authorization: str | None,
+        request_id: str,
+        kind: "Kind[G]",
+        body: Callable[[], Awaitable[bytes]],
+        pin: Sequence[str] = (),
     ) -> AsyncIterator[Answer]:
-        """Accepts a request and gives its answer; on leaving, what still runs for it is cancelled. Raises ApiError."""
+        """Accepts a request and gives its answer; on leaving, what still runs for it is cancelled. Raises ApiError.
+
+        `pin`: what the header of gateway/pinned.py says, which only an operator may send.
+        """
         arrived_at = time.monotonic()
         await self._heard()
-        identity = self._keys.allow(authorization, Role.CUSTOMER)
+        identity = self._keys.allow(authorization, Role.OPERATOR if pin else Role.CUSTOMER)
+        only_on = self._pinned(pin) if pin else None
         customer = identity.customer
         with self._in_flight.places(customer.customer, customer.max_in_flight) as places:
             asked = kind.parse(await body())
             prompts = await kind.prompts(self._prompts, asked)
             places.take(len(prompts) * asked.choices - 1)
             await self._formats.check(asked.schema)
-            asks = self._asks(request_id, identity, asked, prompts, arrived_at)
+            asks = self._asks(request_id, identity, asked, prompts, arrived_at, only_on)
             tokens = sum(len(prompt) for prompt in prompts) + sum(ask.max_tokens for ask in asks)
             paid, answer = self._rates.take(customer, tokens, arrived_at), None
             try:
@@ -110,8 +120,21 @@ class Chat:
             await asyncio.sleep(0.02)
         self._readiness.check()
 
+    def _pinned(self, pin: Sequence[str]) -> int:
+        """Raises ApiError (400, 404)."""
+        place = place_of(pin)
+        if not self._switchboard.takes_work(place):
+            raise not_live(place)
+        return place
+
     def _asks(
-        self, request_id: str, identity: Identity, asked: Generation, prompts: Sequence[list[int]], arrived_at: float
+        self,
+        request_id: str,
+        identity: Identity,
+        asked: Generation,
+        prompts: Sequence[list[int]],
+        arrived_at: float,
+        only_on: int | None,
     ) -> list[Ask]:
         """One for each choice of each prompt. Raises ApiError."""
         customer = identity.customer
@@ -133,6 +156,7 @@ class Chat:
                 arrived_at=arrived_at,
                 deadline_at=arrived_at + self._limit_s,
                 conversation=asked.conversation,
+                only_on=only_on,
             )
             for number, (prompt, sampling) in enumerate(product(prompts, asked.sampling()))
         ]

@@ -56,7 +56,11 @@ class Fleet:
         return cold_owners(adapter, slots, plan.owners if plan is not None else OWNERS)
 
     def choose(self, flight: Flight, now: float) -> Route | NoRoute:
-        """The replica for the flight's next attempt."""
+        """The replica for the flight's next attempt. Where only one may answer, it takes it however full it is."""
+        candidates = self.candidates(now)
+        if flight.ask.only_on is not None:
+            held = next((c for c in candidates if c.replica == flight.ask.only_on), None)
+            return NoRoute(overloaded=False) if held is None else Route(held.replica, held.incarnation, spilled=False)
         plan = self._plans.get(flight.ask.adapter)
         owners = plan.owners if plan is not None else OWNERS
-        return route(flight.ask.adapter, self.candidates(now), flight.cost, owners, flight.avoid)
+        return route(flight.ask.adapter, candidates, flight.cost, owners, flight.avoid)

@@ -25,6 +25,7 @@ class Ask:
     arrived_at: float
     deadline_at: float
     conversation: int = 0
+    only_on: int | None = None  # the one replica that may answer, for whoever wants to know that one's answer
 
 
 class Phase(StrEnum):

@@ -4,7 +4,7 @@ Owns: the truth about each request between its acceptance and its End. A request
 events of any other are dropped. Tokens are delivered in order, once. It ends exactly once, and whatever attempt may
 still run then gets a Cancel. A refusal that may pass is waited out: the request is tried where nobody has refused it
 yet, at once, then anywhere, with back-off. One that ran waits up to its deadline, as it does where no replica is live;
-one that never ran is refused after MAX_WAITS.
+one that never ran is refused after MAX_WAITS. One that only a certain replica may answer ends with that replica.
 
 Ordering relied on: `events` are fed in the order of the gateway's `tokens` partition, and SendSubmit and SendCancel
 reach a replica's partition in the order they were returned. Two clocks: `now` is monotonic and is for deadlines;
@@ -252,6 +252,9 @@ class Flights:
 
     def _redrive(self, flight: Flight, now: float, why: str) -> Iterator[Action]:
         yield from self._close(flight)
+        if flight.ask.only_on is not None:  # the rest would be another's answer
+            yield from self._end(flight, Outcome.UNAVAILABLE, "no_replica", f"attempt {flight.attempt}: {why}")
+            return
         flight.losses += 1
         if flight.crashes >= MAX_REDRIVES or flight.losses > MAX_REDRIVES:
             yield from self._end(flight, Outcome.FAILED, "redrives_used_up", f"attempt {flight.attempt}: {why}")
@@ -275,7 +278,7 @@ class Flights:
             flight.phase = Phase.PARKED
             if fresh and target.overloaded:
                 yield from self._end(flight, Outcome.OVERLOADED, "overloaded", "every replica is full")
-            elif fresh:
+            elif fresh or ask.only_on is not None:
                 yield from self._end(flight, Outcome.UNAVAILABLE, "no_replica", "no replica is live")
             return
         flight.attempt += 1

@@ -17,15 +17,24 @@ from gateway.catalogue import Catalogue
 from gateway.errors import ApiError
 from gateway.fleet import Fleet
 from gateway.history import History
-from gateway.internal_auth import pipeline
+from gateway.internal_auth import operator, pipeline
 from gateway.middleware import json_answer
 from gateway.readiness import Readiness
 from gateway.registrar import RESULT_LIMIT_S, Registrar
-from schemas.adapters import CommandResult, Refusal, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import (
+    CommandResult,
+    QuarantineAdapter,
+    Refusal,
+    RegisterAdapter,
+    ReleaseAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from schemas.reasons import AdapterStatus, Role
 from streams.adapters.names import AdapterName, AliasName, InvalidName, parse_adapter, parse_alias
 
-C = TypeVar("C", RegisterAdapter, SetAlias)
+C = TypeVar("C", RegisterAdapter, QuarantineAdapter, SetAlias)
 N = TypeVar("N", AdapterName, AliasName)
 LONGEST_KEY = 64
 
@@ -101,6 +110,33 @@ class InternalAdapters:
         command = RetireAdapter(_command_id(request, customer), adapter_id, identity.principal)
         result = await self._registrar.decide(customer, command)
         return _told(result, adapter_id=adapter_id, status=AdapterStatus.RETIRED)
+
+    async def quarantine(self, request: web.Request) -> web.Response:
+        """Answers when no live gateway serves it any more. An operator's alone: a pipeline retires what is its own."""
+        customer, given = self._judged(request)
+        command = read(QuarantineAdapter, await read_body(request), given)
+        return await self._judge(customer, command, AdapterStatus.QUARANTINED)
+
+    async def release(self, request: web.Request) -> web.Response:
+        """It is served again. An operator's alone."""
+        customer, given = self._judged(request)
+        return await self._judge(customer, ReleaseAdapter(**given), AdapterStatus.READY)
+
+    def _judged(self, request: web.Request) -> tuple[str, dict[str, str]]:
+        """The customer whose adapter the path names, and what a command has besides its body. Raises ApiError."""
+        self._readiness.check_tables()
+        identity, adapter_id = operator(self._keys, _key(request)), request.match_info["adapter_id"]
+        customer = _named(parse_adapter, adapter_id, "adapter_id").customer
+        return customer, {
+            "command_id": _command_id(request, customer), "adapter_id": adapter_id, "by": identity.principal
+        }  # fmt: skip
+
+    async def _judge(
+        self, customer: str, command: QuarantineAdapter | ReleaseAdapter, status: AdapterStatus
+    ) -> web.Response:
+        self._readiness.check()
+        result = await self._registrar.decide(customer, command)
+        return _told(result, adapter_id=command.adapter_id, status=status)
 
     async def adapter(self, request: web.Request) -> web.Response:
         """The row, and the aliases that point at it, for some conversations or all, or will."""

@@ -30,6 +30,8 @@ def internal_app(
     app.router.add_post("/internal/adapters", adapters.register)
     app.router.add_get("/internal/adapters", adapters.adapters)
     app.router.add_get("/internal/adapters/{adapter_id:.+}/history", adapters.adapter_history)
+    app.router.add_post("/internal/adapters/{adapter_id:.+}/quarantine", adapters.quarantine)
+    app.router.add_post("/internal/adapters/{adapter_id:.+}/release", adapters.release)
     app.router.add_get("/internal/adapters/{adapter_id:.+}", adapters.adapter)
     app.router.add_delete("/internal/adapters/{adapter_id:.+}", adapters.retire)
     app.router.add_get("/internal/aliases", adapters.aliases)

@@ -59,6 +59,10 @@ class Switchboard:
     def __len__(self) -> int:
         return len(self._lines)
 
+    def takes_work(self, place: int) -> bool:
+        """Whether the replica of this place may be given work now."""
+        return any(candidate.replica == place for candidate in self._fleet.candidates(self._listened()))
+
     def begin(self, claim: Claim) -> None:
         """The place is held: requests can be opened."""
         self._claim = claim

@@ -21,7 +21,7 @@ ADAPTER = {
 ALIAS = {"alias": "alias", "adapter_id": "adapter", "previous_adapter_id": "previous", "trial": "on trial",
          "updated_unix_ms": "since"}  # fmt: skip
 EVENT = {"at_unix_ms": "at", "kind": "what", "command": "by command", "alias": "alias", "adapter_id": "adapter",
-         "share": "share", "previous_adapter_id": "from", "by": "who"}  # fmt: skip
+         "share": "share", "previous_adapter_id": "from", "by": "who", "why": "why"}  # fmt: skip
 
 with_wait = click.option(
     "--wait",
@@ -97,6 +97,26 @@ def adapters_register(
 def adapters_retire(adapter_id: str, wants_json: bool, home: Path) -> None:
     """Take ADAPTER_ID out of service for good. Refused while an alias points at it."""
     say(ask(home, "DELETE", path_of("adapters", adapter_id)), f"{adapter_id} is retired", wants_json)
+
+
+@adapters.command("quarantine")
+@click.argument("adapter_id")
+@click.option("--why", metavar="TEXT", required=True, help="What whoever asks for the adapter is told.")
+@with_json
+@with_home
+def adapters_quarantine(adapter_id: str, why: str, wants_json: bool, home: Path) -> None:
+    """Serve nobody with ADAPTER_ID until it is released. Aliases stay; chats are told why."""
+    told = ask(home, "POST", path_of("adapters", adapter_id, "quarantine"), {"why": why})
+    say(told, f"{adapter_id} is quarantined", wants_json)
+
+
+@adapters.command("release")
+@click.argument("adapter_id")
+@with_json
+@with_home
+def adapters_release(adapter_id: str, wants_json: bool, home: Path) -> None:
+    """Serve ADAPTER_ID, which is quarantined, again."""
+    say(ask(home, "POST", path_of("adapters", adapter_id, "release")), f"{adapter_id} is ready", wants_json)
 
 
 @adapters.command("history")

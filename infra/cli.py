@@ -160,6 +160,30 @@ def demo(replicas: int, home: Path) -> None:
     _run(show.run(StackOptions(home.absolute(), replicas)))
 
 
+@main.command()
+@click.option(
+    "--once", is_flag=True, help="One round, then the end: exit 0 all right, 1 a wrong answer, 6 could not ask."
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(1, 3600),
+    metavar="SECONDS",
+    default=15.0,
+    show_default=True,
+    help="From the start of one round to that of the next.",
+)
+@with_json
+@with_home
+def probe(once: bool, every: float, wants_json: bool, home: Path) -> None:
+    """Ask every replica for canaries' answers, for as long as the stack runs; take out what answers wrongly.
+
+    The canaries are trained and registered at the first start. A replica that is wrong twice where another one is right
+    is drained; an adapter that alone is wrong everywhere is quarantined. A line a round; wrong answers go to stderr.
+    """
+    service = importlib.import_module("replay.probe.service")  # slow to import
+    _run(service.run(home.absolute(), None if once else every, wants_json))
+
+
 @main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:

@@ -12,12 +12,17 @@ from yarl import URL
 
 from replay.tenant import Tenant
 from schemas.adapters import RegisterAdapter
+from schemas.reasons import Role
 
 KEY_S = 3600
 
 
 class OperatorError(Exception):
-    """What the internal API answered instead."""
+    """What the internal API answered instead, with which HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Operator:
@@ -27,9 +32,7 @@ class Operator:
         self._url, self._key = url, key
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._key}"}, timeout=aiohttp.ClientTimeout(total=90)
-        )
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -37,14 +40,41 @@ class Operator:
 
     async def make_customer(self, customer: str) -> Tenant:
         """Makes the customer if need be, and a key for it that is good for an hour."""
+        return Tenant(customer, str((await self.make_key(customer, Role.CUSTOMER, KEY_S))["key"]))
+
+    async def make_key(self, customer: str, role: Role, expires_in_s: int) -> dict[str, Any]:
+        """Likewise; the key as it was made, the secret in `key` among the rest."""
         path = f"/internal/customers/{quote(customer, safe='')}"
         await self._call("PUT", path, {})
-        answer = await self._call("POST", f"{path}/keys", {"expires_in_s": KEY_S})
-        return Tenant(customer, str(answer["key"]))
+        return await self._call("POST", f"{path}/keys", {"role": role, "expires_in_s": expires_in_s})
+
+    async def revoke(self, customer: str, hint: str) -> None:
+        await self._call("DELETE", f"/internal/customers/{quote(customer, safe='')}/keys/{quote(hint, safe='')}")
 
     async def register(self, command: RegisterAdapter) -> dict[str, Any]:
         body = {name: getattr(command, name) for name in command.__struct_fields__ if name not in ("command_id", "by")}
+        return await self.register_as(body)
+
+    async def register_as(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Of a body as the API takes it."""
         return await self._call("POST", "/internal/adapters", body)
+
+    async def adapter(self, adapter_id: str) -> dict[str, Any] | None:
+        """Its row; None for one that was never registered."""
+        try:
+            return await self._call("GET", f"/internal/adapters/{quote(adapter_id, safe='')}")
+        except OperatorError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def quarantine(self, adapter_id: str, why: str, key: str) -> None:
+        """Returns when no gateway serves it any more. `key`: in whose name, as history tells it."""
+        await self._call("POST", f"/internal/adapters/{quote(adapter_id, safe='')}/quarantine", {"why": why}, key)
+
+    async def drain(self, replica: int, key: str) -> None:
+        """Returns when the replica was told; its state shows that it takes nothing new. `key`: likewise."""
+        await self._call("POST", f"/internal/replicas/{replica}/drain", key=key)
 
     async def set_alias(self, alias: str, adapter_id: str) -> dict[str, Any]:
         """Returns when no gateway resolves the alias to the old adapter any more."""
@@ -55,11 +85,14 @@ class Operator:
         answer = await self._call("GET", "/internal/replicas")
         return list(answer["replicas"])
 
-    async def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        async with self._session.request(method, URL(self._url + path, encoded=True), json=body) as answer:
+    async def _call(self, method: str, path: str, body: object = None, key: str = "") -> dict[str, Any]:
+        """`key`: instead of the operator's own."""
+        headers = {"Authorization": f"Bearer {key or self._key}"}
+        url = URL(self._url + path, encoded=True)
+        async with self._session.request(method, url, json=body, headers=headers) as answer:
             text = await answer.text()
             if answer.status >= 400:
-                raise OperatorError(f"{method} {path}: {answer.status} {text}")
+                raise OperatorError(f"{method} {path}: {answer.status} {text}", answer.status)
             return dict(json.loads(text))
 
 

@@ -38,6 +38,21 @@ class RetireAdapter(msgspec.Struct, frozen=True, tag="retire", forbid_unknown_fi
     by: str = BY_TOPIC
 
 
+class QuarantineAdapter(msgspec.Struct, frozen=True, tag="quarantine", forbid_unknown_fields=True):
+    """Nobody is served by it until it is released. `why` is what its customer is told, no word of the inside."""
+
+    command_id: str
+    adapter_id: str
+    why: str
+    by: str = BY_TOPIC
+
+
+class ReleaseAdapter(msgspec.Struct, frozen=True, tag="release", forbid_unknown_fields=True):
+    command_id: str
+    adapter_id: str
+    by: str = BY_TOPIC
+
+
 class SetAlias(msgspec.Struct, frozen=True, tag="alias", forbid_unknown_fields=True):
     """`share` below 1: this share of the alias' conversations goes to the adapter, as a trial; the rest stays."""
 
@@ -106,8 +121,9 @@ class ConcludeFlip(msgspec.Struct, frozen=True, tag="conclude", forbid_unknown_f
     by: str = BY_TOPIC
 
 
-AdapterCommand = RegisterAdapter | RetireAdapter | SetAlias | RollbackAlias | ConcludeFlip | EndTrial
 AliasCommand = SetAlias | RollbackAlias | ConcludeFlip | EndTrial
+VersionCommand = RegisterAdapter | RetireAdapter | QuarantineAdapter | ReleaseAdapter
+AdapterCommand = VersionCommand | AliasCommand
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -146,7 +162,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     """A row of `adapters`. `weights_uri` is the canonical file the registry wrote, `checksum` its sha256.
 
     `content_id` is the sha256 over canonical config, tensors and base hash. (command_partition, command_offset) is the
-    command that decided this row: readers ignore a row older than the one they have.
+    command that decided this row: readers ignore a row older than the one they have. `why` it is quarantined.
     """
 
     adapter_id: str
@@ -166,6 +182,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     command_partition: int
     command_offset: int
     updated_unix_ms: int
+    why: str = ""
 
 
 class AliasRecord(msgspec.Struct, frozen=True):
@@ -196,7 +213,8 @@ class AdapterEvent(msgspec.Struct, frozen=True):
     """What became of one command, in `adapter-events`: a change, or a refusal with every reason.
 
     (command_partition, command_offset, kind) is its identity: a crash may write it twice. `previous_adapter_id` is
-    where an alias came from, or stays; `share` of its conversations go, or will go, to `adapter_id`.
+    where an alias came from, or stays; `share` of its conversations go, or will go, to `adapter_id`. `why` is what a
+    quarantine was given as its reason.
     """
 
     customer: str
@@ -214,3 +232,4 @@ class AdapterEvent(msgspec.Struct, frozen=True):
     status: int = 200
     reasons: list[Refusal] = []
     share: float = 1.0
+    why: str = ""

@@ -64,6 +64,8 @@ class EventKind(StrEnum):
 
     REGISTERED = "registered"
     RETIRED = "retired"
+    QUARANTINED = "quarantined"
+    RELEASED = "released"
     WARMING = "warming"  # an alias will point elsewhere once that is warm
     MOVED = "moved"  # an alias is new, or points elsewhere
     TRIED = "tried"  # a share of an alias' conversations goes to another version

@@ -61,14 +61,14 @@ Ended = RequestFinished | AttemptFinished
 
 
 class CacheEvent(msgspec.Struct, frozen=True):
-    """An adapter arrived in, left, or failed to reach a tier of a replica."""
+    """An adapter arrived in, left, or failed to reach a tier of a replica; or, as a probe saw, is wrong there."""
 
     at_unix_ms: int
     replica: int
     incarnation: int
     adapter: str
     content_id: str
-    event: str  # load | evict | fail
+    event: str  # load | evict | fail | wrong
     tier: Tier  # the tier it arrived in or left
     source: Tier  # where a load found it; NONE for evictions
     bytes: int

@@ -181,5 +181,5 @@ class Inbox:
         if record.status is AdapterStatus.RETIRED:
             return RejectReason.RETIRED, submit.adapter
         if record.status is AdapterStatus.QUARANTINED:
-            return RejectReason.QUARANTINED, submit.adapter
+            return RejectReason.QUARANTINED, record.why
         return None

@@ -21,7 +21,10 @@ CREATE TABLE IF NOT EXISTS adapter_rows
 ENGINE = ReplacingMergeTree(written_ms, gone)
 ORDER BY adapter_id;
 
-CREATE VIEW IF NOT EXISTS adapters AS
+ALTER TABLE adapter_rows ADD COLUMN IF NOT EXISTS why String AFTER status;
+
+-- Made anew at each start: a view keeps the columns that its table had.
+CREATE OR REPLACE VIEW adapters AS
 SELECT * EXCEPT (written_ms, gone) FROM adapter_rows FINAL;
 
 CREATE TABLE IF NOT EXISTS alias_rows

@@ -11,7 +11,9 @@ from schemas.adapters import (
     AdapterCommand,
     ConcludeFlip,
     EndTrial,
+    QuarantineAdapter,
     RegisterAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     RollbackAlias,
     SetAlias,
@@ -21,6 +23,8 @@ from streams.adapters.refusals import Refusals, clip
 _KINDS: dict[str, type[AdapterCommand]] = {
     "register": RegisterAdapter,
     "retire": RetireAdapter,
+    "quarantine": QuarantineAdapter,
+    "release": ReleaseAdapter,
     "alias": SetAlias,
     "rollback": RollbackAlias,
     "conclude": ConcludeFlip,

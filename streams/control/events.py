@@ -18,8 +18,10 @@ from schemas.adapters import (
     AliasRecord,
     ConcludeFlip,
     EndTrial,
+    QuarantineAdapter,
     Refusal,
     RegisterAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     RollbackAlias,
     SetAlias,
@@ -30,10 +32,18 @@ from streams.control.registry import Decision, Origin, State
 NAMES: dict[type[AdapterCommand], str] = {
     RegisterAdapter: "register",
     RetireAdapter: "retire",
+    QuarantineAdapter: "quarantine",
+    ReleaseAdapter: "release",
     SetAlias: "alias",
     RollbackAlias: "rollback",
     ConcludeFlip: "conclude",
     EndTrial: "end-trial",
+}
+KINDS: dict[type[AdapterCommand], EventKind] = {
+    RegisterAdapter: EventKind.REGISTERED,
+    RetireAdapter: EventKind.RETIRED,
+    QuarantineAdapter: EventKind.QUARANTINED,
+    ReleaseAdapter: EventKind.RELEASED,
 }
 NOT_WARM = 504
 REFUSALS = (404, 409, 422)  # of others nothing was decided: they may be sent again
@@ -53,7 +63,7 @@ def event_of(
         return _alias(customer, command, row, decision, origin)
     return AdapterEvent(
         customer=customer,
-        kind=EventKind.RETIRED if isinstance(command, RetireAdapter) else EventKind.REGISTERED,
+        kind=KINDS[type(command)],
         by=command.by,
         at_unix_ms=row.updated_unix_ms,
         command=NAMES[type(command)],
@@ -63,6 +73,7 @@ def event_of(
         adapter_id=row.adapter_id,
         content_id=row.content_id,
         status=result.status,
+        why=row.why if isinstance(command, QuarantineAdapter) else "",
     )
 
 

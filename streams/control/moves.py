@@ -10,7 +10,8 @@ that dies leaves a row that says all its successor needs; whichever command come
 that comes twice, or too late, finds another row and does nothing. A rollback while a flip is pending calls it off: had
 the flip come first, the rollback would have led to the same adapter. A rollback that does not get warm in time moves
 all the same, cold: it is away from something, and waiting does not make that better. A retired or quarantined adapter
-is never moved to.
+is never moved to. An alias that points at one when it is quarantined stays, and what it serves is refused until the
+adapter is released or the alias moved: to serve something else instead is not the registry's to choose.
 
 A share of an alias' conversations begins like a move, with a flip that is warmed up, and ends in a trial: the alias
 stays, and its row names the version beside it and the share (gateway/catalogue.py draws the conversations). A trial

@@ -25,9 +25,12 @@ from schemas.adapters import (
     AliasCommand,
     AliasRecord,
     CommandResult,
+    QuarantineAdapter,
     RegisterAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     SetAlias,
+    VersionCommand,
 )
 from schemas.customers import Customer
 from schemas.topics import ADAPTER_EVENTS, ADAPTER_RESULTS, ADAPTERS, ALIASES, CUSTOMERS, Topic
@@ -124,8 +127,15 @@ class Registrar:
                 return Decision(registry.refused(command, refusals.found))
             if isinstance(command, AliasCommand):
                 return moves.decide(self._state, command, origin)
-            again = registry.delivered_again(self._state, command, origin)
-            return again or registry.retire(self._state, command, origin)
+            if (again := registry.delivered_again(self._state, command, origin)) is not None:
+                return again
+            match command:
+                case RetireAdapter():
+                    return registry.retire(self._state, command, origin)
+                case QuarantineAdapter():
+                    return registry.quarantine(self._state, command, origin)
+                case ReleaseAdapter():
+                    return registry.release(self._state, command, origin)
         settled = registry.delivered_again(self._state, command, origin)
         settled = settled or registry.register_retired(self._state, command)
         if settled is not None:
@@ -198,7 +208,7 @@ class Registrar:
 def _check_names(command: AdapterCommand, key: bytes | None) -> Refusals:
     """The names' form, and that the record's key is the customer whose names they are: it decides the one writer."""
     refusals, customers = Refusals(), set()
-    if isinstance(command, RegisterAdapter | RetireAdapter | SetAlias):
+    if isinstance(command, VersionCommand | SetAlias):
         try:
             customers.add(parse_adapter(command.adapter_id).customer)
         except InvalidName as error:

@@ -18,13 +18,18 @@ from schemas.adapters import (
     AliasCommand,
     AliasRecord,
     CommandResult,
+    QuarantineAdapter,
     Refusal,
     RegisterAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     SetAlias,
+    VersionCommand,
 )
 from schemas.reasons import AdapterStatus
 from streams.adapters.names import parse_adapter
+
+LONGEST_WHY = 300  # characters: it is told to whoever asks for the adapter
 
 V = TypeVar("V", covariant=True)
 
@@ -82,12 +87,12 @@ class Compiled(msgspec.Struct, frozen=True):
     checksum: str
 
 
-def delivered_again(state: State, command: RegisterAdapter | RetireAdapter, origin: Origin) -> Decision | None:
+def delivered_again(state: State, command: VersionCommand, origin: Origin) -> Decision | None:
     """The answer to a command that was dealt with before; None for one that was not."""
     if origin.offset > state.decided.get(origin.partition, -1):
         return None
     row = state.adapters.get(command.adapter_id)
-    if row is not None and isinstance(command, RetireAdapter) and row.status is AdapterStatus.RETIRED:
+    if row is not None and row.status is LEADS_TO.get(type(command)):
         return Decision(_about(command, row, 200), again=True)
     if row is not None and isinstance(command, RegisterAdapter) and row.source_checksum == command.checksum:
         return Decision(_about(command, row, 201), again=True)
@@ -150,14 +155,53 @@ def retire(state: State, command: RetireAdapter, origin: Origin) -> Decision:
     if pointing := sorted(alias for alias, at in state.aliases.items() if command.adapter_id in at.ends):
         message = f"{', '.join(pointing[:10])} points at {command.adapter_id}, or will; set it to another adapter first"
         return Decision(conflict(command, "adapter_id", message))
+    return _become(command, row, row.why, origin)
+
+
+def quarantine(state: State, command: QuarantineAdapter, origin: Origin) -> Decision:
+    """Whatever points at it. One that is quarantined already keeps the reason that it has."""
+    if not (0 < len(command.why.strip()) <= LONGEST_WHY and command.why.isprintable()):
+        message = f"1 to {LONGEST_WHY} printable characters that say why are needed, on one line"
+        return Decision(refused(command, [Refusal("why", message)]))
+    return _between(state, command, command.why.strip(), origin)
+
+
+def release(state: State, command: ReleaseAdapter, origin: Origin) -> Decision:
+    """It is served again."""
+    return _between(state, command, "", origin)
+
+
+def _between(state: State, command: QuarantineAdapter | ReleaseAdapter, why: str, origin: Origin) -> Decision:
+    """Ready and quarantined lead to each other, and neither leads back from retired."""
+    row = state.adapters.get(command.adapter_id)
+    if row is None:
+        return Decision(unknown(command, command.adapter_id))
+    if row.status is AdapterStatus.RETIRED:
+        return Decision(conflict(command, "adapter_id", f"{command.adapter_id} is retired, and stays so"))
+    if row.status is LEADS_TO[type(command)]:
+        return Decision(_about(command, row, 200))
+    return _become(command, row, why, origin)
+
+
+def _become(
+    command: RetireAdapter | QuarantineAdapter | ReleaseAdapter, row: AdapterRecord, why: str, origin: Origin
+) -> Decision:
     record = msgspec.structs.replace(
         row,
-        status=AdapterStatus.RETIRED,
+        status=LEADS_TO[type(command)],
         command_partition=origin.partition,
         command_offset=origin.offset,
         updated_unix_ms=origin.now_unix_ms,
+        why=why,
     )
     return Decision(_about(command, record, 200), record)
+
+
+LEADS_TO: dict[type[AdapterCommand], AdapterStatus] = {
+    RetireAdapter: AdapterStatus.RETIRED,
+    QuarantineAdapter: AdapterStatus.QUARANTINED,
+    ReleaseAdapter: AdapterStatus.READY,
+}
 
 
 def refused(command: AdapterCommand, reasons: list[Refusal]) -> CommandResult:
@@ -179,7 +223,7 @@ def answer(command: AdapterCommand, status: int, reasons: list[Refusal]) -> Comm
     return CommandResult(
         command_id=command.command_id,
         status=status,
-        adapter_id=command.adapter_id if isinstance(command, RegisterAdapter | RetireAdapter | SetAlias) else "",
+        adapter_id=command.adapter_id if isinstance(command, VersionCommand | SetAlias) else "",
         alias=command.alias if isinstance(command, AliasCommand) else "",
         refusals=reasons,
     )
@@ -195,9 +239,9 @@ def conflict(command: AdapterCommand, field: str, message: str) -> CommandResult
     return answer(command, 409, [Refusal(field, message)])
 
 
-def unknown(command: RetireAdapter | SetAlias, adapter_id: str) -> CommandResult:
+def unknown(command: AdapterCommand, adapter_id: str) -> CommandResult:
     return answer(command, 404, [Refusal("adapter_id", f"{adapter_id} is not registered")])
 
 
-def _about(command: RegisterAdapter | RetireAdapter, row: AdapterRecord, status: int) -> CommandResult:
+def _about(command: AdapterCommand, row: AdapterRecord, status: int) -> CommandResult:
     return CommandResult(command.command_id, status, adapter_id=row.adapter_id, content_id=row.content_id)

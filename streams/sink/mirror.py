@@ -121,7 +121,7 @@ class Mirror:
 
 ADAPTER_COLUMNS = (
     "adapter_id", "tenant_id", "version", "base_model_hash", "rank", "alpha", "target_modules", "size_bytes",
-    "weights_uri", "checksum", "status", "content_id", "updated_at",
+    "weights_uri", "checksum", "status", "why", "content_id", "updated_at",
 )  # fmt: skip
 ALIAS_COLUMNS = (
     "alias", "tenant_id", "adapter_id", "previous_adapter_id", "pending_adapter_id", "trial_adapter_id",
@@ -133,7 +133,8 @@ PLACEMENT_COLUMNS = ("adapter_id", "replica_id", "role", "tier")
 def _adapter(row: AdapterRecord) -> Row:
     return (
         row.adapter_id, row.customer, row.version, row.base_model_hash, row.rank, row.alpha, row.target_modules,
-        row.size_bytes, row.weights_uri, row.checksum, row.status, row.content_id, timestamp(row.updated_unix_ms),
+        row.size_bytes, row.weights_uri, row.checksum, row.status, row.why, row.content_id,
+        timestamp(row.updated_unix_ms),
     )  # fmt: skip
 
 

@@ -89,10 +89,10 @@ class Rig:
         scheme = "https" if "GATEWAY_TLS_CERT" in env else "http"
         return Door(child, f"{scheme}://127.0.0.1:{port}", f"http://127.0.0.1:{internal_port}")
 
-    def worker(self, replica: int = 0, **env: str) -> Child:
+    def worker(self, replica: int = 0, module: str = "workers", **env: str) -> Child:
         return self._start(
             f"worker-{replica}",
-            "workers",
+            module,
             {
                 "WORKER_REPLICA": str(replica),
                 "WORKER_ENGINE": "simulated",

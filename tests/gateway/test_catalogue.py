@@ -1,5 +1,6 @@
 """Model names: what a customer may use, and that all else looks the same."""
 
+import msgspec
 import pytest
 
 from gateway.catalogue import BASE, Catalogue, Target
@@ -62,7 +63,14 @@ def test_unknown_foreign_and_retired_are_the_same(catalogue: Catalogue) -> None:
 def test_quarantined_says_so(catalogue: Catalogue) -> None:
     with pytest.raises(ApiError) as refused:
         catalogue.resolve("acme", "acme/bad@1", 0)
-    assert refused.value.reason == "quarantined"
+    assert (refused.value.reason, refused.value.message) == ("quarantined", "acme/bad@1 is quarantined")
+    row = msgspec.structs.replace(adapter("acme/bad@1", AdapterStatus.QUARANTINED, 5), why="it rambles")
+    catalogue.apply_adapter("acme/bad@1", row)
+    catalogue.apply_alias("acme/bad:prod", alias("acme/bad:prod", "acme/bad@1"))
+    with pytest.raises(ApiError, match=r"^acme/bad:prod is quarantined: it rambles$"):
+        catalogue.resolve("acme", "acme/bad:prod", 0)
+    with pytest.raises(ApiError, match="does not exist"):
+        catalogue.resolve("globex", "acme/bad@1", 0)
 
 
 def test_an_older_record_changes_nothing(catalogue: Catalogue) -> None:

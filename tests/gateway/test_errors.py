@@ -66,7 +66,7 @@ def test_what_a_worker_says_of_its_files_stays_here() -> None:
 def test_every_end_has_its_words() -> None:
     ends = {finish for outcome, finish in ENDINGS.values() if outcome is not Outcome.OK}
     ends |= {reason.value for reason in RejectReason} | {"no_replica", "broker", "redrives_used_up", "unavailable"}
-    assert ends - {"retired"} <= set(TOLD) <= set(REASONS)
+    assert ends - {"retired", "quarantined"} <= set(TOLD) <= set(REASONS)
 
 
 def test_what_the_registry_answers_is_passed_on() -> None:

@@ -1,5 +1,6 @@
 """The replicas as a gateway sees them: who is a candidate, and with what load."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,15 @@ def test_two_owners_unless_planned_otherwise() -> None:
         assert isinstance(target, Route)
         assert (target.replica == idle) is (owners == 4)
         fleet.apply(51, beat(idle, idle, tokens=500), True, 0.0)
+
+
+def test_only_the_one_that_was_named_however_full(fleet: Fleet) -> None:
+    asked = replace(flight().ask, only_on=3)
+    fleet.loads.sent(3, 13, ("other", 0), 10_000)
+    for avoid in (set[int](), {3}):
+        assert fleet.choose(Flight(asked, avoid=avoid), 0.0) == Route(3, 13, spilled=False)
+    fleet.apply(30, beat(3, 13, status=ReplicaStatus.DRAINING), True, 0.1)
+    assert fleet.choose(Flight(asked), 0.1) == NoRoute(overloaded=False)
 
 
 def test_avoids_what_failed_it(fleet: Fleet) -> None:

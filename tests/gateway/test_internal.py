@@ -190,6 +190,64 @@ def test_history_says_who_what_and_why(company: Company) -> None:
     ]  # fmt: skip
 
 
+async def test_a_quarantine_holds_everywhere_and_says_why(company: Company) -> None:
+    adapter_id, alias = "acme/rambling@1", "acme/rambling:prod"
+    company.made(adapter_id, 90)
+    company.alias(alias, adapter_id)
+    path = f"/internal/adapters/{quote(adapter_id, safe='')}"
+    for turn in range(2):  # twice is harmless
+        status, told = company.near.told(f"{path}/quarantine", OPERATOR, "POST", {"why": f"it rambles {turn}"})
+        assert (status, told["adapter_id"], told["status"]) == (200, adapter_id, "quarantined")
+    for name in (adapter_id, alias):
+        with pytest.raises(openai.InternalServerError) as refused:
+            await chat(company.far, name, "x")
+        assert refused.value.status_code == 503
+        assert refused.value.body == {
+            "message": f"{name} is quarantined: it rambles 0", "type": "server_error", "param": "model",
+            "code": "adapter_quarantined",
+        }  # fmt: skip
+    assert company.far.told(path)[1]["why"] == "it rambles 0"
+    assert company.far.metric("lorafleet_gateway_quarantined_adapters") == 1
+    async with company.far.client() as client:
+        assert not {adapter_id, alias} & {shown.id async for shown in client.models.list()}
+    assert company.near.told(path, OPERATOR, "DELETE")[0] == 409  # an alias points at it
+    assert company.near.told(f"{path}/release", OPERATOR, "POST")[1]["status"] == "ready"
+    assert (await chat(company.far, alias, "x"))[1] == adapter_id
+    _, history = company.far.told(f"{path}/history")
+    assert [(event["kind"], event["why"], event["by"]) for event in history["events"][-3:]] == [
+        ("quarantined", "it rambles 0", "ops operator lf-operat"),
+        ("refused", "", "ops operator lf-operat"),
+        ("released", "", "ops operator lf-operat"),
+    ]
+
+
+def test_a_quarantined_adapter_may_be_retired_and_stays_so(company: Company) -> None:
+    company.made("acme/worn@1", 91)
+    path = "/internal/adapters/acme%2Fworn%401"
+    assert company.near.told(f"{path}/quarantine", OPERATOR, "POST", {"why": "it is worn"})[0] == 200
+    assert company.near.told(path, OPERATOR, "DELETE")[0] == 200
+    for judged, body in (("quarantine", {"why": "it is worn"}), ("release", None)):
+        status, told = company.near.told(f"{path}/{judged}", OPERATOR, "POST", body)
+        assert (status, "is retired, and stays so" in told["error"]["message"]) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (None, 400, None),
+        ({}, 422, "why"),
+        ({"why": ""}, 422, "why"),
+        ({"why": 5}, 422, "why"),
+        ({"why": "x" * 301}, 422, "why"),
+        ({"why": "it rambles", "by": "me"}, 422, "by"),
+    ],
+)
+def test_a_quarantine_says_why_in_a_line(company: Company, body: Any, status: int, field: str | None) -> None:
+    company.register(company.rig.registration("acme/mute@1", 92))
+    found, told = company.near.told("/internal/adapters/acme%2Fmute%401/quarantine", OPERATOR, "POST", body)
+    assert (found, told["error"]["param"]) == (status, field), told
+
+
 def test_refusals(company: Company) -> None:
     honest = company.rig.registration("acme/strict@1", seed=20)
     status, told = company.register({**honest, "rank": "4", "extra": 1, "checksum": 5})
@@ -235,6 +293,13 @@ def test_refusals(company: Company) -> None:
         (PIPELINE, "GET", "/internal/adapters/nonsense", None, 422),
         (ACME, "GET", "/internal/adapters/acme/x@1", None, 403),
         (ACME, "DELETE", "/internal/adapters/acme/x@1", None, 403),
+        ("", "POST", "/internal/adapters/acme/x@1/quarantine", {"why": "x"}, 401),
+        (ACME, "POST", "/internal/adapters/acme/x@1/quarantine", {"why": "x"}, 403),
+        (PIPELINE, "POST", "/internal/adapters/acme/x@1/quarantine", {"why": "x"}, 403),
+        (PIPELINE, "POST", "/internal/adapters/acme/x@1/release", None, 403),
+        (OPERATOR, "POST", "/internal/adapters/acme/never@1/quarantine", {"why": "x"}, 404),
+        (OPERATOR, "POST", "/internal/adapters/acme/never@1/release", None, 404),
+        (OPERATOR, "POST", "/internal/adapters/nonsense/quarantine", {"why": "x"}, 422),
         (ACME, "GET", "/internal/aliases/acme/x:prod", None, 403),
         (ACME, "PUT", "/internal/aliases/acme/x:prod", {"adapter_id": "acme/x@1"}, 403),
         (ACME, "POST", "/internal/aliases/acme/x:prod/rollback", None, 403),

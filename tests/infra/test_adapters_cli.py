@@ -18,7 +18,7 @@ ONE, TWO, PROD = "acme/support@1", "acme/support@2", "acme/support:prod"
 COMMANDS = [
     (group, command)
     for group, commands in {
-        "adapters": ("list", "show", "register", "retire", "history"),
+        "adapters": ("list", "show", "register", "retire", "quarantine", "release", "history"),
         "aliases": ("list", "set", "rollback", "history"),
         "customers": ("list", "show", "add", "limits", "keys"),
     }.items()
@@ -78,7 +78,14 @@ def test_an_adapters_life_by_hand(desk: Desk) -> None:
     kept = desk.types("adapters", "retire", TWO)
     assert (kept.exit_code, f"{PROD} points at {TWO}" in kept.output) == (5, True)
     assert desk.types("aliases", "rollback", PROD).output == f"{PROD} -> {ONE}, before {TWO}\n"
+    judged = desk.types("adapters", "quarantine", TWO, "--why", "it rambles")
+    assert (judged.exit_code, judged.output) == (0, f"{TWO} is quarantined\n")
+    assert desk.told("adapters", "show", TWO)["why"] == "it rambles"
+    assert "it rambles" in desk.types("adapters", "history", TWO).output
+    assert desk.types("adapters", "release", TWO).output == f"{TWO} is ready\n"
+    assert desk.told("adapters", "quarantine", TWO, "--why", "again")["status"] == "quarantined"
     assert desk.types("adapters", "retire", TWO).exit_code == 0
+    assert desk.types("adapters", "release", TWO).exit_code == 5
     assert desk.types("aliases", "rollback", PROD).exit_code == 5
 
     assert [row["adapter_id"] for row in desk.told("adapters", "list")] == [ONE, TWO]
@@ -111,6 +118,8 @@ def test_refused_and_not_there(desk: Desk) -> None:
     assert (empty.exit_code, "was not uploaded" in empty.output) == (1, True)
     for arguments in (
         ("adapters", "show", "acme/never@1"),
+        ("adapters", "quarantine", "acme/never@1", "--why", "x"),
+        ("adapters", "release", "acme/never@1"),
         ("aliases", "set", PROD, "acme/never@1"),
         ("aliases", "rollback", "acme/never:prod"),
         ("aliases", "history", "acme/other:prod"),
@@ -156,6 +165,16 @@ def test_every_command_says_what_it_does(group: str, command: str) -> None:
     told = CliRunner().invoke(main, [group, command, "--help"])
     assert told.exit_code == 0
     assert "--json" in told.output
+
+
+def test_a_quarantine_without_a_reason_is_wrong_usage() -> None:
+    told = CliRunner().invoke(main, ["adapters", "quarantine", ONE])
+    assert (told.exit_code, "--why" in told.output) == (2, True)
+
+
+def test_a_probe_without_a_stack(tmp_path: Path) -> None:
+    told = CliRunner().invoke(main, ["probe", "--once", "--home", str(tmp_path)])
+    assert (told.exit_code, f"no stack runs in {tmp_path}" in told.output) == (3, True)
 
 
 def test_without_a_stack(tmp_path: Path) -> None:

@@ -126,6 +126,14 @@ def test_refusals_by_the_adapters_table(desk: Desk, changes: dict[str, Any], exp
     assert isinstance(desk.read(submit("b", adapter="", content_id=""))[0], Admit)
 
 
+def test_a_quarantine_says_why(desk: Desk) -> None:
+    """Its gateway may not have the row yet, and tells the client the same."""
+    desk.adapters["acme/x@1"] = msgspec.structs.replace(ADAPTER, status=AdapterStatus.QUARANTINED, why="it rambles")
+    [refused] = desk.read(submit())
+    assert isinstance(refused, Reject)
+    assert (refused.reason, refused.detail) == (RejectReason.QUARANTINED, "it rambles")
+
+
 def test_the_context_exactly_full_is_fine(desk: Desk) -> None:
     assert isinstance(desk.read(submit(max_tokens=90))[0], Admit)
 

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.adapters import ConcludeFlip, PendingFlip, RegisterAdapter, RetireAdapter, RollbackAlias, SetAlias
+from schemas.adapters import (
+    ConcludeFlip,
+    PendingFlip,
+    QuarantineAdapter,
+    RegisterAdapter,
+    ReleaseAdapter,
+    RetireAdapter,
+    RollbackAlias,
+    SetAlias,
+)
 from schemas.codec import encode
 from schemas.topics import ADAPTER_COMMANDS
 from streams.control.commands import BadCommand, read_command
@@ -16,6 +25,8 @@ REGISTER = RegisterAdapter("c1", "acme/support@7", 7, "b" * 64, 4, 8.0, ["q_proj
 COMMANDS = [
     REGISTER,
     RetireAdapter("c2", "acme/support@7"),
+    QuarantineAdapter("c6", "acme/support@7", "it rambles"),
+    ReleaseAdapter("c7", "acme/support@7"),
     SetAlias("c3", "acme/support:prod", "acme/support@7"),
     RollbackAlias("c4", "acme/support:prod"),
     ConcludeFlip(

@@ -5,6 +5,8 @@ from schemas.adapters import (
     AdapterEvent,
     ConcludeFlip,
     EndTrial,
+    QuarantineAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     RollbackAlias,
     SetAlias,
@@ -81,6 +83,22 @@ def test_who_when_and_where_from() -> None:
     refused = story.tell(RetireAdapter("c4", ONE))
     assert refused is not None
     assert PROD in refused.reasons[0].message
+
+
+def test_a_quarantine_and_a_release_are_told() -> None:
+    story = Story()
+    story.tell(register(ONE))
+    for command in (QuarantineAdapter("c1", ONE, "it rambles", "ops"), ReleaseAdapter("c2", ONE, "ops")):
+        event = story.tell(command)
+        assert event is not None
+        assert story.tell(command, story.offset) == event
+        assert (event.by, event.adapter_id, event.at_unix_ms) == ("ops", ONE, 1_000 + story.offset)
+        wanted = ("quarantined", "it rambles") if command.command_id == "c1" else ("released", "")
+        assert (event.kind, event.why, event.command_id) == (*wanted, command.command_id)
+        assert story.tell(command) is None  # as it is already
+    refused = story.tell(QuarantineAdapter("c3", TWO, "it rambles"))
+    assert refused is not None
+    assert (refused.kind, refused.status) == ("refused", 404)
 
 
 def test_an_alias_that_stays_says_why() -> None:

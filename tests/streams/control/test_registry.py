@@ -12,7 +12,9 @@ from schemas.adapters import (
     AliasCommand,
     AliasRecord,
     ConcludeFlip,
+    QuarantineAdapter,
     RegisterAdapter,
+    ReleaseAdapter,
     RetireAdapter,
     RollbackAlias,
     SetAlias,
@@ -65,6 +67,10 @@ class Log:
             return again
         if isinstance(command, RetireAdapter):
             return registry.retire(self.state, command, origin)
+        if isinstance(command, QuarantineAdapter):
+            return registry.quarantine(self.state, command, origin)
+        if isinstance(command, ReleaseAdapter):
+            return registry.release(self.state, command, origin)
         retired = registry.register_retired(self.state, command)
         return retired or registry.register(self.state, command, compiled(command.checksum), origin)
 
@@ -208,11 +214,72 @@ def test_a_refused_command_delivered_again_stays_without_effect() -> None:
     assert log.adapters[ONE].status is AdapterStatus.READY
 
 
+def test_quarantine_and_release_lead_to_each_other() -> None:
+    log, statuses = run(
+        [
+            QuarantineAdapter("c", ONE, "it rambles"),
+            ReleaseAdapter("c", ONE),
+            register(ONE),
+            ReleaseAdapter("c", ONE),
+            QuarantineAdapter("c", ONE, " it rambles "),
+            QuarantineAdapter("c", ONE, "it rambles still"),
+        ]
+    )
+    assert statuses == [404, 404, 201, 200, 200, 200]
+    row = log.adapters[ONE]
+    assert (row.status, row.why, row.command_offset, log.records) == (AdapterStatus.QUARANTINED, "it rambles", 40, 2)
+    assert log.decide(ReleaseAdapter("c", ONE), 6).result.status == 200
+    assert (log.adapters[ONE].status, log.adapters[ONE].why) == (AdapterStatus.READY, "")
+    assert log.decide(ReleaseAdapter("c", ONE), 7).record is None
+
+
+def test_a_quarantined_adapter_keeps_its_aliases_and_gets_no_new_ones() -> None:
+    log, statuses = run(
+        [
+            register(ONE),
+            register(TWO, "c" * 64),
+            SetAlias("c", PROD, ONE),
+            QuarantineAdapter("c", ONE, "it rambles"),
+            SetAlias("c", "acme/other:prod", ONE),
+            register(ONE),
+            RetireAdapter("c", ONE),
+            SetAlias("c", PROD, TWO),
+            RollbackAlias("c", PROD),
+        ]
+    )
+    assert statuses == [201, 201, 201, 200, 409, 409, 409, 200, 409]
+    assert log.aliases[PROD].adapter_id == TWO
+
+
+def test_a_quarantined_adapter_may_be_retired_and_stays_so() -> None:
+    log, statuses = run(
+        [
+            register(ONE),
+            QuarantineAdapter("c", ONE, "it rambles"),
+            RetireAdapter("c", ONE),
+            ReleaseAdapter("c", ONE),
+            QuarantineAdapter("c", ONE, "it rambles"),
+        ]
+    )
+    assert statuses == [201, 200, 200, 409, 409]
+    assert (log.adapters[ONE].status, log.adapters[ONE].why) == (AdapterStatus.RETIRED, "it rambles")
+
+
+def test_a_quarantine_says_why() -> None:
+    log, _ = run([register(ONE)])
+    for why in ("", "  ", "two\nlines", "x" * (registry.LONGEST_WHY + 1)):
+        result = log.decide(QuarantineAdapter("c", ONE, why), 1).result
+        assert (result.status, [reason.field for reason in result.refusals]) == (422, ["why"]), why
+    assert log.adapters[ONE].status is AdapterStatus.READY
+
+
 ADAPTERS = st.sampled_from([ONE, TWO, "acme/sales@1", "globex/support@1"])
 ALIASES = st.sampled_from([PROD, "acme/sales:prod", "globex/support:prod"])
 COMMANDS = st.one_of(
     st.builds(register, ADAPTERS, st.sampled_from(["a" * 64, "c" * 64])),
     st.builds(RetireAdapter, st.just("c"), ADAPTERS),
+    st.builds(QuarantineAdapter, st.just("c"), ADAPTERS, st.sampled_from(["it rambles", "it is wrong"])),
+    st.builds(ReleaseAdapter, st.just("c"), ADAPTERS),
     st.builds(SetAlias, st.just("c"), ALIASES, ADAPTERS),
     st.builds(RollbackAlias, st.just("c"), ALIASES),
 )
@@ -236,8 +303,10 @@ def test_any_history_however_often_it_is_delivered(commands: list[AdapterCommand
     assert log.snapshot() == once.snapshot()
     for alias, row in log.aliases.items():
         adapter = log.adapters[row.adapter_id]
-        assert adapter.status is AdapterStatus.READY, f"{alias} points at a retired adapter"
+        assert adapter.status is not AdapterStatus.RETIRED, f"{alias} points at a retired adapter"
         assert adapter.customer == row.customer
+    for adapter in log.adapters.values():
+        assert bool(adapter.why) is (adapter.status is AdapterStatus.QUARANTINED) or adapter.status == "retired"
 
 
 @given(st.lists(COMMANDS, max_size=25))

@@ -80,7 +80,7 @@ async def test_the_tables_follow_the_topics(settings: KafkaSettings, clickhouse:
         [row] = rows(clickhouse, "SELECT * FROM adapters")
         assert row[:-1] == (
             SEVEN, "acme", 7, BASE, 16, 32.5, ["q_proj", "v_proj"], 1 << 33, "s3://adapters/abc", "c0" * 32, "ready",
-            "abc",
+            "", "abc",
         )  # fmt: skip
         assert row[-1].timestamp() == 1_796_129_284.372
 

@@ -191,6 +191,7 @@ class Worker:
                 group.create_task(loading.run(), name="loading")
                 if s.pull_bytes_per_s:
                     group.create_task(pulls.run(), name="pulls")
+                group.create_task(unloading.run(tables.retired), name="retired")
                 group.create_task(tiers.audit(), name="audit")
                 group.create_task(intake.read(publisher), name="intake")
                 group.create_task(intake.tick(publisher), name="intake tick")

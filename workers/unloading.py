@@ -4,18 +4,20 @@ In use is what an attempt of this worker runs with or waits for, or is on its wa
 before the engine does, and of its end after it, so what is not in use here has no lease there. Drained, new attempts
 for it are refused here as a draining replica refuses all (gateways take them to another replica, and where there is
 none they try again for some seconds) until the last one that was here has ended, the adapter has left, or the time is
-up; then nothing was changed. A crash ends the drain with all else.
+up; then nothing was changed. What is retired leaves unasked, after its last request. A crash ends the drain with all
+else.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from schemas.adapters import AdapterRecord
 from schemas.replicas import Answered
 from workers.loading import Loading
 
-LOOK_S = 0.02
+LOOK_S, RETIRED_LOOK_S = 0.02, 1.0
 
 
 class Unloading:
@@ -27,6 +29,17 @@ class Unloading:
 
     def closed(self, content_id: str) -> bool:
         return content_id in self._drains
+
+    async def run(self, retired: Callable[[str], bool]) -> NoReturn:
+        """Looks for ever for contents in slots of which no adapter may be asked for any more."""
+        while True:
+            await asyncio.sleep(RETIRED_LOOK_S)
+            await self.sweep(retired)
+
+    async def sweep(self, retired: Callable[[str], bool]) -> None:
+        for content_id in self._loading.residency.contents():
+            if retired(content_id) and not self._busy(content_id):
+                await self._loading.unload(content_id)
 
     async def unload(self, record: AdapterRecord, drain_s: float) -> tuple[Answered, str]:
         if not drain_s:

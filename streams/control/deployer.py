@@ -4,9 +4,10 @@ Owns nothing that a crash could lose: what is pending stands in the alias rows, 
 its slots in the replicas' beats. Decides nothing either: that a flip is over is a command to the registry, in the log,
 and is decided there (registry.py). So every control process may run one of these: commands and conclusions that come
 twice do nothing. Ordering relied on: none.
-A Load or an Unload is a wish, sent again until a beat shows that it is met. A replica's answer matters in one case: that
-it cannot load the new version, nor ever will, ends the flip at once; what may pass is asked for again until the deadline. An old version, which leaves a slot only after its last request, is wished away until it is in none, for
-DRAIN_S at most; whoever asks for it by its id after that keeps it.
+A Load or an Unload is a wish, sent again until a beat shows that it is met. One answer matters: that a replica cannot
+load the new version, nor ever will, ends the flip at once; what may pass is asked for again until the deadline. An old
+version, which leaves a slot only after its last request, is wished away until it is in none, for DRAIN_S at most;
+whoever asks for it by its id after that keeps it.
 Without Kafka nothing is heard, listening time stands still, and the deadline decides when it is back.
 """
 

@@ -5,8 +5,8 @@ that dies meanwhile is replaced by the next one, and one that joins is waited fo
 No replica takes work: the flip goes ahead. Nothing could be warmed, nobody is served by the old version either, and a
 deploy must not hang on a fleet that is scaled to nothing. But a registry that has just started does not know yet who
 lives: it waits until each replica of the table was heard, or was silent for long enough to be dead.
-An owner that can never load it (a corrupt file, a rank too high) ends the flip at once, a rollback too: it would point at
-what answers nobody.
+An owner that can never load it (a corrupt file, a rank too high) ends the flip at once, a rollback too: it would point
+at what answers nobody.
 """
 
 from collections.abc import Collection, Mapping

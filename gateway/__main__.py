@@ -35,11 +35,13 @@ from gateway.internal_replicas import InternalReplicas
 from gateway.lease import Lease
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.orders import Orders
 from gateway.pauses import Pauses
 from gateway.ports import listen
 from gateway.rates import Rates
 from gateway.readiness import Readiness
 from gateway.registrar import Registrar
+from gateway.replica_metrics import ReplicaMetrics
 from gateway.replies import Replies
 from gateway.settings import GatewaySettings
 from gateway.stats import Finishes
@@ -102,9 +104,10 @@ class Gateway:
             self.hot, model.base_hash, self.fleet, lambda: self.tables.clock.now, self._resolve_anew, self._ended
         )
         self.replies = Replies(kafka, place, self.switchboard.heard, self.switchboard.gap)
+        orders = Orders(self.cold, self.fleet)
         self.tables = Tables(
             kafka, place, self.keys, self.catalogue, self.fleet, plans,
-            lost=self.switchboard.lost, promised=lambda: self.lease.hurry(),
+            lost=self.switchboard.lost, promised=lambda: self.lease.hurry(), beaten=orders.heard,
         )  # fmt: skip
         self.lease = Lease(self.cold, place, self.tables, self.replies)
         self.readiness = Readiness(lambda: self.switchboard.clock.hearing and self.tables.clock.hearing)
@@ -133,7 +136,7 @@ class Gateway:
                 lambda: self.tables.clock.now,
             ),
             InternalReplicas(
-                self.keys, self.catalogue, self.fleet, self.tables, self.cold, self.readiness, kafka.replica_places
+                self.keys, self.catalogue, self.fleet, self.tables, orders, self.readiness, kafka.replica_places
             ),
             InternalCustomers(changes),
             InternalKeys(changes, model.name),
@@ -242,6 +245,7 @@ class Gateway:
         metrics.gauge("finished_waiting", "Ended requests not yet written.", lambda: finishes.waiting)
         metrics.counter("finished_lost", "Ended requests that go unreported.", lambda: finishes.lost)
         metrics.counter("redrives", "Attempts that were begun anew elsewhere.", lambda: self.switchboard.redrives)
+        metrics.registry.register(ReplicaMetrics(lambda: self.fleet.beats(tables.clock.now)))
         metrics.counter(
             "undecodable", "Records skipped since they do not fit.", lambda: tables.undecodable + replies.undecodable
         )

@@ -52,6 +52,7 @@ REASONS: dict[str, Shape] = {
     "starting": Shape(503, SERVER, "not_ready", 2),
     "unavailable": Shape(503, SERVER, "shutting_down", 1),
     "stopping": Shape(503, SERVER, "shutting_down", 1),
+    "in_use": Shape(409, "conflict_error", "adapter_in_use"),
     "load_failed": Shape(503, SERVER, "adapter_load_failed", 5),
     "unknown_adapter": Shape(503, SERVER, "adapter_not_there_yet", 2),
     "draining": Shape(503, SERVER, "no_replica", 2),

@@ -34,6 +34,10 @@ class Fleet:
                 gone = state.reason if state.status is ReplicaStatus.GONE else None
                 return self.holders.beaten(state.replica, state.incarnation, state.start_offset, state, live, now, gone)
 
+    def beats(self, now: float) -> list[ReplicaBeat]:
+        """The last of each replica that lives."""
+        return [holder.beat for holder in self.holders.alive(now) if holder.beat is not None]
+
     def candidates(self, now: float) -> list[Candidate]:
         """Replicas that may be given work now."""
         return [

@@ -1,4 +1,7 @@
-"""/internal/replicas: what each replica says of itself, and commands that move adapters on it."""
+"""/internal/replicas: what each replica says of itself, and commands that move adapters on it. For operators.
+
+Whether an adapter can leave its slot is the replica's to say: only it knows its leases (workers/unloading.py).
+"""
 
 import uuid
 from typing import Any
@@ -12,16 +15,15 @@ from gateway.errors import ApiError
 from gateway.fleet import Fleet
 from gateway.internal_auth import operator
 from gateway.middleware import json_answer
+from gateway.orders import Orders
 from gateway.readiness import Readiness
 from gateway.tables import Tables
-from schemas.placement import Drain, Load, ReplicaCommand, Unload
-from schemas.replicas import ReplicaBeat
-from schemas.topics import REPLICA_COMMANDS
-from streams.bus.errors import BusUnavailable, NotWritten
-from streams.bus.writer import Writer
+from schemas.placement import Drain, Load, Unload
+from schemas.replicas import Answer, Answered, ReplicaBeat
 from streams.presence.holders import SUSPECT_S, Holder
 
-SEND_LIMIT_S = 5.0
+ANSWER_S = 10.0  # for a replica's word on what needs no waiting
+LONGEST_WAIT_S, DRAIN_S = 300, 60
 
 
 class InternalReplicas:
@@ -31,12 +33,12 @@ class InternalReplicas:
         catalogue: Catalogue,
         fleet: Fleet,
         tables: Tables,
-        writer: Writer,
+        orders: Orders,
         readiness: Readiness,
         places: int,
     ) -> None:
         self._keys, self._catalogue, self._fleet, self._tables = keys, catalogue, fleet, tables
-        self._writer, self._readiness, self._places = writer, readiness, places
+        self._orders, self._readiness, self._places = orders, readiness, places
 
     async def list(self, request: web.Request) -> web.Response:
         """Every place that was ever held."""
@@ -51,24 +53,45 @@ class InternalReplicas:
         return json_answer(msgspec.json.encode(_state(self._holder(request), self._tables.clock.now)))
 
     async def load(self, request: web.Request) -> web.Response:
-        """202: the replica was told. Its state shows when the adapter is there."""
-        self._allow(request)
-        adapter_id = request.match_info["adapter_id"]
+        """200 when the adapter is in a slot there; 202 when `?wait=` (0 unless given) ends before."""
+        self._allow(request, "wait")
+        wait_s, adapter_id = _wait_s(request, 0), request.match_info["adapter_id"]
         if self._catalogue.adapter(adapter_id) is None:
             raise ApiError("not_found", f"adapter {adapter_id} is not registered", "adapter_id")
-        return await self._tell(request, Load(uuid.uuid4().hex, adapter_id))
+        holder = self._ready(request)
+        command = Load(uuid.uuid4().hex, adapter_id)
+        answer = await self._orders.tell(holder.place, command, wait_s)
+        return _told(holder.place, adapter_id, command.command_id, answer)
 
     async def unload(self, request: web.Request) -> web.Response:
-        self._allow(request)
-        return await self._tell(request, Unload(uuid.uuid4().hex, request.match_info["adapter_id"]))
+        """409 while it is in use; `?drain=true` waits for what runs (`?wait=` seconds), new requests go elsewhere."""
+        self._allow(request, "drain", "wait")
+        drains, adapter_id = _drains(request), request.match_info["adapter_id"]
+        if not drains and "wait" in request.query:
+            raise ApiError("invalid_request", "wait: goes with drain=true, an unload alone waits for nothing", "wait")
+        if self._catalogue.adapter(adapter_id) is None:
+            raise ApiError("not_found", f"adapter {adapter_id} is not registered", "adapter_id")
+        drain_s, holder = (_wait_s(request, DRAIN_S) if drains else 0), self._ready(request)
+        command = Unload(uuid.uuid4().hex, adapter_id, drain_s)
+        answer = await self._orders.tell(holder.place, command, drain_s + ANSWER_S)
+        if answer is None:
+            raise ApiError("unconfirmed", f"replica {holder.place} did not answer; its state shows what it has")
+        return _told(holder.place, adapter_id, command.command_id, answer)
 
     async def drain(self, request: web.Request) -> web.Response:
+        """202: the replica was told to take nothing new."""
         self._allow(request)
-        return await self._tell(request, Drain(uuid.uuid4().hex))
+        holder, command = self._ready(request), Drain(uuid.uuid4().hex)
+        await self._orders.tell(holder.place, command, 0)
+        return json_answer(msgspec.json.encode({"command_id": command.command_id, "replica": holder.place}), 202)
 
-    def _allow(self, request: web.Request) -> None:
+    def _allow(self, request: web.Request, *known: str) -> None:
+        """`known`: the parameters that the call has."""
         self._readiness.check_tables()
         operator(self._keys, request.headers.get("Authorization"))
+        for name in request.query:
+            if name not in known:
+                raise ApiError("invalid_request", f"{name[:40]}: unknown; known are {', '.join(known) or 'none'}", name)
 
     def _holder(self, request: web.Request) -> Holder[ReplicaBeat]:
         text = request.match_info["replica_id"]
@@ -78,20 +101,38 @@ class InternalReplicas:
             raise ApiError("not_found", f"replica {text[:40]} was never there", "replica_id")
         return holder
 
-    async def _tell(self, request: web.Request, command: ReplicaCommand) -> web.Response:
+    def _ready(self, request: web.Request) -> Holder[ReplicaBeat]:
+        """The replica that is to be told something."""
         self._readiness.check()
-        holder = self._holder(request)
-        if holder.gone or holder.lost:
-            raise ApiError("no_replica", f"replica {holder.place} is not live", "replica_id")
-        try:
-            await self._writer.send(
-                REPLICA_COMMANDS, command, key=command.command_id, partition=holder.place, timeout_s=SEND_LIMIT_S
-            )
-        except NotWritten as error:
-            raise ApiError("broker", f"the command was not sent: {error}") from None
-        except BusUnavailable as error:
-            raise ApiError("unconfirmed", f"the command may not have been sent: {error}") from None
-        return json_answer(msgspec.json.encode({"command_id": command.command_id, "replica": holder.place}), 202)
+        return self._holder(request)
+
+
+def _told(place: int, adapter_id: str, command_id: str, answer: Answer | None) -> web.Response:
+    """The replica's answer as this API's. Raises ApiError where it is a refusal."""
+    match answer:
+        case None | Answer(outcome=Answered.DONE):
+            told = {"command_id": command_id, "replica": place, "adapter_id": adapter_id, "done": answer is not None}
+            return json_answer(msgspec.json.encode(told), 202 if answer is None else 200)
+        case Answer(outcome=Answered.IN_USE):
+            raise ApiError("in_use", answer.reason, "adapter_id")
+        case Answer(outcome=Answered.NOT_THERE):
+            raise ApiError("not_found", answer.reason, "adapter_id")
+        case _:
+            raise ApiError("load_failed", f"replica {place}: {answer.reason}", "adapter_id")
+
+
+def _wait_s(request: web.Request, default: int) -> int:
+    text = request.query.get("wait", str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 4 and int(text) <= LONGEST_WAIT_S):
+        raise ApiError("invalid_request", f"wait: whole seconds from 0 to {LONGEST_WAIT_S} are needed", "wait")
+    return int(text)
+
+
+def _drains(request: web.Request) -> bool:
+    text = request.query.get("drain", "false")
+    if text not in ("true", "false"):
+        raise ApiError("invalid_request", f"drain: true or false is needed, not {text[:20]!r}", "drain")
+    return text == "true"
 
 
 def _state(holder: Holder[ReplicaBeat], now: float) -> dict[str, Any]:
@@ -103,6 +144,12 @@ def _state(holder: Holder[ReplicaBeat], now: float) -> dict[str, Any]:
         return {
             "gpu_adapters": [], "ram_adapters": [], "queue_depth": 0, "tokens_in_flight": 0, "evictions_per_min": 0.0,
         } | told  # fmt: skip
+    tiers = beat.tiers
+    held = {
+        "gpu": (tiers.gpu_bytes, 0),
+        "ram": (tiers.ram_bytes, tiers.ram_limit_bytes),
+        "disk": (tiers.disk_bytes, tiers.disk_limit_bytes),
+    }
     return {
         "gpu_adapters": beat.residency.gpu_adapters,
         "ram_adapters": beat.residency.ram_adapters,
@@ -112,6 +159,16 @@ def _state(holder: Holder[ReplicaBeat], now: float) -> dict[str, Any]:
         **told,
         "disk_adapters": beat.residency.disk_adapters,
         "loads_per_min": beat.residency.loads_per_min,
+        "bytes": {tier: used for tier, (used, _) in held.items()},
+        "limit_bytes": {tier: limit for tier, (_, limit) in held.items() if limit},
+        "slot_leases": tiers.slot_leases,
+        "file_leases": tiers.file_leases,
+        "loads_on_their_way": tiers.loads,
+        "owned_and_missing": tiers.missing,
+        "thrashing": tiers.thrashing,
+        "failed_loads": beat.failed_loads,
+        "lease_incidents": tiers.incidents,
+        "last_lease_incident": tiers.incident,
         "running": beat.load.running,
         "capacity_tokens": beat.capacity_tokens,
         "step": beat.step,

@@ -17,7 +17,7 @@ from schemas.adapters import AdapterRecord, AliasRecord
 from schemas.customers import Customer
 from schemas.gateways import GatewayState
 from schemas.placement import OwnerPlan
-from schemas.replicas import ReplicaState
+from schemas.replicas import ReplicaBeat, ReplicaState
 from schemas.topics import ADAPTERS, ALIASES, CUSTOMERS, GATEWAYS, OWNER_PLANS, REPLICAS, Topic
 from streams.bus.settings import KafkaSettings
 from streams.bus.table import Change, Table, TableReader, TableStatus
@@ -31,7 +31,8 @@ PROMISED = (ADAPTERS, ALIASES, CUSTOMERS)
 
 
 class Tables:
-    """`lost` is told of replica incarnations that end, `promised` of each live change that others may wait for."""
+    """`lost` is told of replica incarnations that end, `promised` of each live change that others may wait for,
+    `beaten` of each live beat of a replica."""
 
     def __init__(
         self,
@@ -43,13 +44,14 @@ class Tables:
         plans: dict[str, OwnerPlan],
         lost: Callable[[list[Lost]], None],
         promised: Callable[[], None],
+        beaten: Callable[[ReplicaBeat], None],
     ) -> None:
         self.keys, self.catalogue, self.fleet, self._plans = keys, catalogue, fleet, plans
         self.peers = Peers()
         self.place = Place(GATEWAYS, place, self.age)
         self.clock = ListeningClock()
         self.deaf_s = 0.0  # since Kafka last answered, as of the last tick
-        self._lost, self._promised = lost, promised
+        self._lost, self._promised, self._beaten = lost, promised, beaten
         self._peers_moved = asyncio.Event()
         tables: list[Table[AdapterRecord] | Table[AliasRecord] | Table[Customer] | Table[OwnerPlan]] = [
             Table(ADAPTERS, self._adapter),
@@ -145,6 +147,8 @@ class Tables:
             return
         if lost := self.fleet.apply(change.offset, change.value, change.live, self.clock.now):
             self._lost(lost)
+        if change.live and isinstance(change.value, ReplicaBeat):
+            self._beaten(change.value)
 
     def _gateway(self, change: Change[GatewayState]) -> None:
         self.place.apply(change)

@@ -1,7 +1,7 @@
 """The `lorafleet` command; `python -m infra` is the same.
 
 Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does; of `adapters`,
-`aliases` and `customers` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
+`aliases`, `customers` and `replicas` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from infra.local.child import ChildError
 from infra.options import StackOptions
 from infra.progress import Progress
 from infra.query import parse_since, ttft, ttft_table
+from infra.replicas_cli import replicas
 from infra.state import read_state
 from infra.status import as_json, as_tables, status_of
 from streams.bus.errors import BusError
@@ -48,13 +49,14 @@ def main() -> None:
     """Serve many customers' LoRA adapters on one base model, through Kafka.
 
     Exit codes: 0 done, 1 failed (a line says why), 2 wrong usage, 3 no such stack runs, or one already does; of
-    `adapters`, `aliases` and `customers` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
+    `adapters`, `aliases`, `customers` and `replicas` also 4 not there, 5 refused (the reasons say why), 6 not done yet.
     """
 
 
 main.add_command(adapters)
 main.add_command(aliases)
 main.add_command(customers)
+main.add_command(replicas)
 
 
 @main.command()

@@ -13,7 +13,10 @@ from rich.table import Table
 from infra.flags import FAILED, NO_STACK, NOT_THERE, NOT_YET, REFUSED, fail
 from infra.internal_api import InternalApi, NoStackError
 
-NUMBERS = ("rank", "size_bytes", "weight", "max_in_flight", "requests_per_minute", "tokens_per_minute")
+NUMBERS = (
+    "rank", "size_bytes", "weight", "max_in_flight", "requests_per_minute", "tokens_per_minute",
+    "gpu", "ram", "disk", "queue_depth", "running", "tokens_in_flight", "loads_per_min", "evictions_per_min", "failed",
+)  # fmt: skip
 CODES = {400: REFUSED, 404: NOT_THERE, 409: REFUSED, 422: REFUSED, 504: NOT_YET}
 
 

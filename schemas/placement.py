@@ -28,9 +28,12 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     adapter_id: str
 
 
-class Unload(msgspec.Struct, frozen=True, tag="unload"):
+class Unload(msgspec.Struct, frozen=True, tag="unload", omit_defaults=True):
+    """Refused while attempts use the adapter. With `drain_s` they are waited for that long; new ones go elsewhere."""
+
     command_id: str
     adapter_id: str
+    drain_s: float = 0.0
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

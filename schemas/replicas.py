@@ -63,12 +63,36 @@ class TierReport(msgspec.Struct, frozen=True, omit_defaults=True):
     incident: str = ""
 
 
+class Answered(StrEnum):
+    DONE = "done"
+    IN_USE = "in_use"  # attempts run with the adapter or wait for it, or it is just being loaded
+    NOT_THERE = "not_there"
+    FAILED = "failed"
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a command. `reason`: why not; `lasting`: nor will it if it is only tried again."""
+
+    command_id: str
+    outcome: Answered
+    reason: str = ""
+    lasting: bool = False
+
+
+class FailedLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    adapter_id: str
+    reason: str
+    at_unix_ms: int
+    lasting: bool = False
+
+
 class ReplicaBeat(msgspec.Struct, frozen=True, tag="beat"):
     """Once a second while the engine steps or ticks; a hung engine stops it.
 
     `step` is the engine's last completed step. `capacity_tokens` is the most tokens in flight it is meant to carry:
     beyond that it counts as overloaded. `mixed_steps` counts steps whose rows had two or more different adapters, and
-    `max_adapters_in_step` is the most that one step had.
+    `max_adapters_in_step` is the most that one step had. `answers`: to the last commands, the newest last, each in
+    beats enough to be seen. `failed_loads`: the newest first, one of each adapter, until it is loaded after all.
     """
 
     replica: int
@@ -87,6 +111,8 @@ class ReplicaBeat(msgspec.Struct, frozen=True, tag="beat"):
     max_adapters_in_step: int = 0
     reason: str = ""
     tiers: TierReport = TierReport()
+    answers: list[Answer] = []
+    failed_loads: list[FailedLoad] = []
 
 
 ReplicaState = ReplicaClaim | ReplicaBeat

@@ -29,7 +29,9 @@ from streams.bus.errors import BusError
 from streams.bus.reader import Reader
 from streams.bus.writer import Writer
 from streams.presence.claim import Beats, Claim, PlaceTakenError, ReplacedError
-from workers import commands, steps
+from workers import steps
+from workers.answers import Answers
+from workers.commands import Commands
 from workers.engine_client import EngineClient, EngineCrashedError
 from workers.heartbeat import Heartbeat
 from workers.inbox import Inbox
@@ -46,6 +48,7 @@ from workers.sequences import Sequences
 from workers.settings import SettingsError, WorkerSettings
 from workers.tables import Tables
 from workers.tiers import Tiers
+from workers.unloading import Unloading
 
 log = logging.getLogger("worker")
 
@@ -164,12 +167,19 @@ class Worker:
             print(f"ready replica={s.replica} incarnation={claim.incarnation}", flush=True)
 
         loading = Loading(engine, loader, told_of, s.replica, claim.incarnation, tables.by_content)
+        unloading = Unloading(loading, sequences.users)
+        inbox.closed = unloading.closed
+        answers = Answers(lambda: beats.hurry())
         pulls = Pulls(s.replica, tables, loader, folders, base, governor.thrashing, s.pull_bytes_per_s)
         tiers = Tiers(loader, loading, pulls, governor)
         intake = Intake(self.requests, s.replica, inbox, sequences, engine, loading, pulls.usage)
         publisher = Publisher(self.tokens, s.replica, claim.incarnation, load, tables.is_ghost)
-        heartbeat = Heartbeat(claim, ready, s.capacity_tokens, engine, sequences, load, residency, tiers.report)
+        heartbeat = Heartbeat(
+            claim, ready, s.capacity_tokens, engine, sequences, load, residency, tiers.report,
+            answers.told, loading.failed_loads.told,
+        )  # fmt: skip
         beats = Beats(self.cold, REPLICAS, s.replica, heartbeat.beat)
+        commands = Commands(self.commands, tables.adapter, loading, unloading, answers, drain)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(
@@ -181,10 +191,11 @@ class Worker:
                 group.create_task(loading.run(), name="loading")
                 if s.pull_bytes_per_s:
                     group.create_task(pulls.run(), name="pulls")
+                group.create_task(unloading.run(tables.retired), name="retired")
                 group.create_task(tiers.audit(), name="audit")
                 group.create_task(intake.read(publisher), name="intake")
                 group.create_task(intake.tick(publisher), name="intake tick")
-                group.create_task(commands.obey(self.commands, tables.adapter, loading, drain), name="commands")
+                group.create_task(commands.obey(), name="commands")
                 group.create_task(beats.run(), name="beats")
                 group.create_task(say_ready(), name="ready")
                 group.create_task(leave(), name="leave")

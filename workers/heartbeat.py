@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from schemas.engine import Ready
-from schemas.replicas import ReplicaBeat, ReplicaStatus, Residency, TierReport
+from schemas.replicas import Answer, FailedLoad, ReplicaBeat, ReplicaStatus, Residency, TierReport
 from schemas.tokens import LoadReport
 from streams.presence.claim import Claim
 from workers.engine_client import EngineClient
@@ -28,11 +28,14 @@ class Heartbeat:
         load: Callable[[], LoadReport],
         residency: Callable[[], Residency],
         tiers: Callable[[], TierReport],
+        answers: Callable[[], list[Answer]],
+        failed_loads: Callable[[], list[FailedLoad]],
     ) -> None:
         self.status = ReplicaStatus.READY
         self._claim, self._ready, self._capacity_tokens = claim, ready, capacity_tokens
         self._engine, self._sequences, self._load = engine, sequences, load
         self._residency, self._tiers = residency, tiers
+        self._answers, self._failed_loads = answers, failed_loads
 
     def beat(self, number: int) -> ReplicaBeat | None:
         """None while the engine is silent."""
@@ -60,4 +63,6 @@ class Heartbeat:
             max_adapters_in_step=self._sequences.max_adapters_in_step,
             reason=reason,
             tiers=self._tiers(),
+            answers=self._answers(),
+            failed_loads=self._failed_loads(),
         )

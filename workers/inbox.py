@@ -80,6 +80,7 @@ class Inbox:
         self._held: list[_Held] = []
         self._open: dict[str, tuple[Submit, float]] = {}  # request -> what runs, its deadline
         self.draining = False
+        self.closed: Callable[[str], bool] = lambda _: False  # contents for which no new attempt is taken
 
     @property
     def open(self) -> int:
@@ -182,4 +183,6 @@ class Inbox:
             return RejectReason.RETIRED, submit.adapter
         if record.status is AdapterStatus.QUARANTINED:
             return RejectReason.QUARANTINED, record.why
+        if self.closed(record.content_id):
+            return RejectReason.DRAINING, f"{submit.adapter} is just being taken out of its slot here"
         return None

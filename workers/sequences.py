@@ -64,6 +64,10 @@ class Sequences:
         """Sequence -> the content that it is to run with, empty for the base."""
         return {seq: attempt.submit.content_id for seq, attempt in self._by_seq.items()}
 
+    def users(self, content_id: str) -> int:
+        """Attempts that run with this content or wait for it."""
+        return sum(attempt.submit.content_id == content_id for attempt in self._by_seq.values())
+
     def admit(self, admit: Admit, tier: Tier, now: float) -> tuple[StartSequence, Say]:
         """Gives the attempt its sequence: the engine's command, and the word to its gateway."""
         submit, seq = admit.submit, self._started

@@ -12,6 +12,7 @@ from typing import NoReturn
 from schemas.adapters import AdapterRecord
 from schemas.gateways import GatewayBeat, GatewayClaim, GatewayState
 from schemas.placement import AdapterStats, OwnerPlan
+from schemas.reasons import AdapterStatus
 from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaState, ReplicaStatus
 from schemas.topics import ADAPTER_STATS, ADAPTERS, GATEWAYS, OWNER_PLANS, REPLICAS
 from streams.bus.settings import KafkaSettings
@@ -53,6 +54,11 @@ class Tables:
     def by_content(self, content_id: str) -> AdapterRecord | None:
         """One of the adapters with this content: any of them tells where its bytes are."""
         return next((self._records[adapter_id] for adapter_id in self._ids.get(content_id, ())), None)
+
+    def retired(self, content_id: str) -> bool:
+        """Whether every adapter with this content is."""
+        ids = self._ids.get(content_id, {})
+        return bool(ids) and all(self._records[adapter_id].status is AdapterStatus.RETIRED for adapter_id in ids)
 
     @property
     def records(self) -> Mapping[str, AdapterRecord]:

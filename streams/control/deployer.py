@@ -5,9 +5,10 @@ in the replicas' beats. (A version whose trial has just ended is the one thing t
 leaves its slot when the place is needed.) Decides nothing either: that a flip or a trial is over is a command to the
 registry, in the log, and is decided there (moves.py). So every control process may run one of these: commands and
 conclusions that come twice do nothing. Ordering relied on: none.
-Replicas take a Load or an Unload as a wish and answer nothing; the next beat shows what is, and a wish that is not met
-is sent again. An old version, which leaves a slot only after its last request, is wished away until it is in none, for
-DRAIN_S at most; whoever asks for it by its id after that keeps it.
+A Load or an Unload is a wish, sent again until a beat shows that it is met. One answer matters: that a replica cannot
+load the new version, nor ever will, ends the flip at once; what may pass is asked for again until the deadline. An old
+version, which leaves a slot only after its last request, is wished away until it is in none, for DRAIN_S at most;
+whoever asks for it by its id after that keeps it.
 Without Kafka nothing is heard, listening time stands still, and the deadline decides when it is back.
 """
 
@@ -19,7 +20,7 @@ from typing import NoReturn
 
 from schemas.adapters import AliasRecord, ConcludeFlip, EndTrial, PendingFlip, Trial
 from schemas.placement import Load, OwnerPlan, Unload
-from schemas.replicas import ReplicaState
+from schemas.replicas import Answer, Answered, ReplicaState
 from schemas.topics import ADAPTER_COMMANDS, OWNER_PLANS, REPLICA_COMMANDS, REPLICAS
 from streams.bus.errors import BusUnavailable
 from streams.bus.settings import KafkaSettings
@@ -52,6 +53,7 @@ class Deployer:
         self._left: dict[str, int] = {}  # adapters that an alias has left -> when, in unix ms
         self.trials = Trials()
         self._asked: dict[tuple[str, ...], float] = {}  # when each wish was last sent, monotonic
+        self._loads: dict[str, dict[str, int]] = {}  # Load commands by adapter: command id -> replica
 
     def note(self, change: Change[AliasRecord]) -> None:
         """A record of `aliases`."""
@@ -73,6 +75,8 @@ class Deployer:
             self._replicas.tick(now, self.reader.age(now))
             try:
                 slots = self._slots()
+                warming = {row.pending.adapter_id for row in self._flips.values() if row.pending is not None}
+                self._loads = {adapter: asked for adapter, asked in self._loads.items() if adapter in warming}
                 for row in list(self._flips.values()):
                     await self._advance(registrar, row, slots)
                 if slots is not None:
@@ -87,14 +91,16 @@ class Deployer:
     async def _advance(self, registrar: Registrar, row: AliasRecord, slots: dict[int, list[str]] | None) -> None:
         flip = row.pending
         assert flip is not None
+        failures = self._failures(flip.adapter_id)
         plan = self._plans.get(flip.adapter_id)
         owners = plan.owners if plan is not None else OWNERS
         now_unix_ms = time.time_ns() // 1_000_000
-        match warmup.step(flip, registrar.adapters.get(flip.adapter_id), slots, now_unix_ms, owners):
+        match warmup.step(flip, registrar.adapters.get(flip.adapter_id), slots, now_unix_ms, owners, failures):
             case warmup.Load(places):
                 for place in places:
                     if self._due("load", flip.adapter_id, str(place)):
                         command = Load(uuid.uuid4().hex, flip.adapter_id)
+                        self._loads.setdefault(flip.adapter_id, {})[command.command_id] = place
                         await self._writer.send(REPLICA_COMMANDS, command, key=command.command_id, partition=place)
             case warmup.Conclude(warm, why):
                 await self._conclude(row, flip, warm, why)
@@ -127,6 +133,15 @@ class Deployer:
         for place in warmup.old_versions(old, slots, content, in_use):
             command = Unload(uuid.uuid4().hex, old)
             await self._writer.send(REPLICA_COMMANDS, command, key=command.command_id, partition=place)
+
+    def _failures(self, adapter_id: str) -> dict[int, Answer]:
+        """The replicas that could not load the adapter when they were last asked to by this process."""
+        asked, found, beats = self._loads.get(adapter_id, {}), dict[int, Answer](), self._replicas.beats()
+        for command_id, place in asked.items():
+            for answer in beats[place].answers if place in beats else ():
+                if answer.command_id == command_id and answer.outcome is Answered.FAILED:
+                    found[place] = answer
+        return found
 
     def _slots(self) -> dict[int, list[str]] | None:
         """What is in the slots of each replica that takes work. None until each one's fate is known."""

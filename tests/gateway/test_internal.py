@@ -467,8 +467,73 @@ def test_warm_and_unload(company: Company) -> None:
     path = f"/internal/replicas/0/adapters/{quote(adapter, safe='')}"
     assert company.near.told(f"{path}/load", OPERATOR, "POST")[0] == 202
     wait_until(in_slots, 15, "it is in a slot")
-    assert company.near.told(f"/internal/replicas/0/adapters/{adapter}/unload", OPERATOR, "POST")[0] == 202
-    wait_until(lambda: not in_slots(), 15, "it is not in a slot")
+    by_name = f"/internal/replicas/0/adapters/{adapter}"
+    assert company.near.told(f"{by_name}/unload", OPERATOR, "POST")[0] == 200
+    assert not in_slots()
+    status, told = company.near.told(f"{by_name}/unload", OPERATOR, "POST")
+    assert (status, told["error"]["message"]) == (404, f"{adapter} is in no slot")
+    status, told = company.near.told(f"{path}/load?wait=30", OPERATOR, "POST")
+    assert (status, told["done"], in_slots()) == (200, True, True)
+    for call, what in (("load?wait=301", "wait"), ("unload?drain=yes", "drain"), ("unload?force=1", "force"),
+                       ("unload?wait=3", "wait"), ("load?drain=true", "drain")):  # fmt: skip
+        status, told = company.near.told(f"{path}/{call}", OPERATOR, "POST")
+        assert (status, told["error"]["param"]) == (400, what)
+    for call in ("unload", "unload?drain=true", "load"):
+        assert company.near.told(f"{path}/{call}", PIPELINE, "POST")[0] == 403
+
+
+async def test_in_use_it_stays_until_it_is_drained(company: Company) -> None:
+    adapter = "acme/busy@1"
+    company.made(adapter, 41)
+    path = f"/internal/replicas/0/adapters/{adapter}"
+
+    def tell(call: str) -> tuple[int, Any]:
+        return company.near.told(f"{path}/{call}", OPERATOR, "POST")
+
+    async with company.far.client() as client:
+        stream = await client.chat.completions.create(
+            model=adapter, messages=[{"role": "user", "content": "count"}], max_tokens=400, stream=True
+        )
+        await anext(stream)
+        status, told = await asyncio.to_thread(tell, "unload")
+        assert (status, told["error"]["code"]) == (409, "adapter_in_use")
+        assert "1 requests run with it" in told["error"]["message"]
+        assert (await asyncio.to_thread(tell, "unload?drain=true&wait=1"))[0] == 409
+        drain = asyncio.create_task(asyncio.to_thread(tell, "unload?drain=true"))
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert (await drain)[0] == 200
+    state = company.near.told("/internal/replicas/0/state")[1]
+    assert adapter not in state["gpu_adapters"]
+    assert adapter in state["ram_adapters"]
+
+
+def test_a_load_that_fails_says_why_at_once_and_a_deploy_does_too(company: Company) -> None:
+    adapter, alias = "acme/torn@2", "acme/torn:prod"
+    company.made("acme/torn@1", 42)
+    company.alias(alias, "acme/torn@1")
+    company.made(adapter, 43)
+    record = company.near.told(f"/internal/adapters/{adapter}")[1]
+    # What is owned is pulled ahead: before it is unloaded, no file that is cut is looked at again.
+    stored = Path(record["weights_uri"].removeprefix("file://"))
+    stored.unlink()
+    for held in (company.rig.folder / "worker-0" / "data").rglob(f"{record['content_id']}*"):
+        held.write_bytes(b"torn")
+    if adapter in company.near.told("/internal/replicas/0/state")[1]["ram_adapters"]:
+        pytest.skip("it was pulled into RAM before it could be torn")
+    status, told = company.near.told(f"/internal/replicas/0/adapters/{adapter}/load?wait=60", OPERATOR, "POST")
+    assert (status, told["error"]["code"]) == (503, "adapter_load_failed"), told
+    assert "replica 0" in told["error"]["message"]
+    [failed] = [f for f in company.near.told("/internal/replicas/0/state")[1]["failed_loads"] if f["lasting"]]
+    assert failed["adapter_id"] == adapter
+    status, told = company.alias(alias, adapter)
+    assert (status, "replica 0 cannot load acme/torn@2" in told["error"]["message"]) == (503, True), told
+    assert company.near.told(f"/internal/aliases/{quote(alias, safe='')}")[1]["adapter_id"] == "acme/torn@1"
+
+
+def test_metrics_tell_of_the_replicas(company: Company) -> None:
+    assert company.near.metric("lorafleet_replica_tier_bytes") > 0
+    assert company.near.metric("lorafleet_replica_thrashing") == 0
 
 
 async def test_a_retired_adapter_is_not_there(company: Company) -> None:

@@ -21,7 +21,15 @@ from streams.bus.table import Change
 def tables(tmp_path: Path) -> Tables:
     kafka = KafkaSettings("127.0.0.1:1")
     return Tables(
-        kafka, 0, Keys(lambda: 0.0), Catalogue("base", "b"), Fleet("b", {}), {}, lambda lost: None, lambda: None
+        kafka,
+        0,
+        Keys(lambda: 0.0),
+        Catalogue("base", "b"),
+        Fleet("b", {}),
+        {},
+        lambda lost: None,
+        lambda: None,
+        lambda beat: None,
     )
 
 

@@ -1,6 +1,7 @@
-"""`lorafleet adapters`, `aliases` and `customers` as operators type them, on a gateway and a registry of their own."""
+"""`lorafleet adapters`, `aliases`, `customers` and `replicas` as typed, on a gateway and a registry of their own."""
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 from infra.cli import main
 from infra.state import StackState, write_state
 from tests.gateway.rig import OPERATOR, Rig
-from tests.stack import Stack
+from tests.stack import Stack, wait_until
 
 ONE, TWO, PROD = "acme/support@1", "acme/support@2", "acme/support:prod"
 COMMANDS = [
@@ -21,6 +22,7 @@ COMMANDS = [
         "adapters": ("list", "show", "register", "retire", "quarantine", "release", "history"),
         "aliases": ("list", "set", "rollback", "history"),
         "customers": ("list", "show", "add", "limits", "keys"),
+        "replicas": ("list", "state", "load", "unload", "drain"),
     }.items()
     for command in commands
 ]
@@ -158,6 +160,39 @@ def test_a_customers_life_by_hand(desk: Desk) -> None:
     ):
         told = desk.types("customers", *arguments)
         assert (told.exit_code, says in told.output) == (code, True), told.output
+
+
+@pytest.mark.real
+def test_a_replicas_adapters_by_hand(desk: Desk) -> None:
+    """The last one with a stack: it drains the only replica."""
+    three = "acme/support@3"
+    assert desk.types("replicas", "list").exit_code == 0
+    assert desk.types("replicas", "state", "0").exit_code == 4
+    assert desk.types("adapters", "register", three, str(desk.folder(three, 33))).exit_code == 0
+    desk.rig.ready(desk.rig.worker())
+    wait_until(lambda: desk.told("replicas", "list")[0]["status"] == "ready", 15, "the gateway hears it")
+    loaded = desk.types("replicas", "load", "0", three)
+    assert (loaded.exit_code, loaded.output) == (0, f"{three} is in a slot of replica 0\n")
+    state = desk.told("replicas", "state", "0")
+    assert (state["gpu_adapters"], state["slot_leases"], state["thrashing"]) == ([three], 0, [])
+    assert state["bytes"]["gpu"] > 0
+    shown = desk.types("replicas", "state", "0").output
+    assert "bytes gpu" in shown
+    assert three in shown
+    assert re.search(r"0\s+ready\s+1\s", desk.types("replicas", "list").output)
+    unloaded = desk.types("replicas", "unload", "0", three, "--drain", "--wait", "30")
+    assert (unloaded.exit_code, unloaded.output) == (0, f"{three} is in no slot of replica 0 any more\n")
+    for arguments, code, says in (
+        (("unload", "0", three), 4, "is in no slot"),
+        (("unload", "0", three, "--wait", "3"), 2, "goes with --drain"),
+        (("load", "0", "acme/never@1"), 4, "is not registered"),
+        (("load", "9", three), 4, "was never there"),
+        (("load", "x", three), 2, "integer"),
+    ):
+        told = desk.types("replicas", *arguments)
+        assert (told.exit_code, says in told.output) == (code, True), told.output
+    assert desk.types("replicas", "drain", "0").exit_code == 0
+    wait_until(lambda: desk.told("replicas", "list")[0]["status"] == "draining", 15, "it drains")
 
 
 @pytest.mark.parametrize(("group", "command"), COMMANDS)

@@ -32,7 +32,16 @@ from schemas.customers import ApiKey, Customer
 from schemas.gateways import GatewayBeat, GatewayClaim
 from schemas.placement import AdapterStats, Drain, Load, OwnerPlan, Unload
 from schemas.reasons import AdapterStatus, EventKind, FinishReason, Outcome, RejectReason, Role, Tier
-from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency, TierReport
+from schemas.replicas import (
+    Answer,
+    Answered,
+    FailedLoad,
+    ReplicaBeat,
+    ReplicaClaim,
+    ReplicaStatus,
+    Residency,
+    TierReport,
+)
 from schemas.requests import Cancel, Sampling, Submit
 from schemas.stats import AttemptFinished, CacheEvent, RequestFinished, Usage
 from schemas.tokens import Admitted, Finished, LoadReport, Logprobs, Rejected, TokenBatch, Tokens
@@ -361,6 +370,29 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
             tiers=TierReport(1, 2, 3, 4, 5, 6, 7, 8, 9, [Tier.RAM], 10, "ram: a load holds a file and is no more"),
         ),
     ),
+    (
+        topics.REPLICAS,
+        ReplicaBeat(
+            replica=5,
+            incarnation=77,
+            start_offset=900,
+            beat=62,
+            status=ReplicaStatus.GONE,
+            step=1235,
+            load=LOAD,
+            residency=Residency(["acme/support@7"], ["acme/support@6"], ["beta/qa@1"], 1.5, 0.5),
+            base_hash=OTHER_SHA,
+            numeric_class="fp32/avx2/torch 2.15",
+            capacity_tokens=65_536,
+            at_unix_ms=AT,
+            mixed_steps=99,
+            max_adapters_in_step=4,
+            reason="engine crashed",
+            tiers=TierReport(1, 2, 3, 4, 5, 6, 7, 8, 9, [Tier.RAM], 10, "ram: a load holds a file and is no more"),
+            answers=[Answer("cmd-5", Answered.IN_USE, "2 requests run with it"), Answer("cmd-4", Answered.DONE)],
+            failed_loads=[FailedLoad("beta/qa@2", "no such file in the store", AT, lasting=True)],
+        ),
+    ),
     (topics.GATEWAYS, GatewayClaim(2, "b7e1", 12, AT)),
     (topics.GATEWAYS, GatewayBeat(2, 1 << 40, 8, AT, {"adapters": {0: 5, 7: 9}, "aliases": {}}, gone=True)),
     (topics.OWNER_PLANS, OwnerPlan("acme/support@7", 4, True, [1, 5], AT)),
@@ -368,6 +400,7 @@ EXAMPLES: list[tuple[Topic, msgspec.Struct]] = [
     (topics.ADAPTER_STATS, AdapterStats("acme/support@7", AT, 120, 33.5, 0.75)),
     (topics.REPLICA_COMMANDS, Load("cmd-4", "acme/support@7")),
     (topics.REPLICA_COMMANDS, Unload("cmd-5", "acme/support@7")),
+    (topics.REPLICA_COMMANDS, Unload("cmd-7", "acme/support@7", 60.0)),
     (topics.REPLICA_COMMANDS, Drain("cmd-6")),
     (
         topics.CUSTOMERS,

@@ -13,7 +13,7 @@ from infra.local.store import Store
 from schemas.adapters import AdapterRecord
 from schemas.placement import AdapterStats, Load, Unload
 from schemas.reasons import AdapterStatus, FinishReason, RejectReason, Tier
-from schemas.replicas import Residency
+from schemas.replicas import Answer, Answered, Residency
 from schemas.requests import Submit
 from schemas.tokens import Admitted, Rejected
 from schemas.topics import ADAPTER_STATS, ADAPTERS, REPLICA_COMMANDS
@@ -207,6 +207,66 @@ async def test_adapters_are_loaded_and_unloaded_on_command_and_never_while_in_us
     assert (tiers.gpu_bytes, tiers.file_leases, tiers.loads, tiers.incidents) == (0, 0, 0, 0)
     assert (tiers.disk_bytes, tiers.disk_limit_bytes) == (one.size_bytes, 10 << 30)
     assert 0 < tiers.ram_bytes < tiers.ram_limit_bytes
+
+
+async def test_commands_are_answered_in_the_beats(shop: Shop) -> None:
+    rig, one = shop.rig, shop.made(1)
+    lost = msgspec.structs.replace(
+        shop.made(2), weights_uri=f"s3://{BUCKET}/nowhere.safetensors", adapter_id="acme/support@2"
+    )
+    gone = msgspec.structs.replace(shop.made(3), status=AdapterStatus.RETIRED)
+    for record in (one, lost, gone):
+        await shop.say(record)
+    shop.incarnation = await rig.ready(rig.worker(shop.env, WORKER_STEP_MS="10"))
+
+    async def told(command: Load | Unload) -> Answer:
+        await rig.writer.send(REPLICA_COMMANDS, command, key=command.command_id, partition=0)
+        return await answered(command.command_id)
+
+    async def answered(command_id: str) -> Answer:
+        def found() -> list[Answer]:
+            return [a for a in rig.beats[-1][1].answers if a.command_id == command_id]
+
+        await rig.until(lambda: bool(found()), what=f"the answer to {command_id}")
+        [answer] = found()
+        return answer
+
+    assert (await told(Unload("early", one.adapter_id))).outcome is Answered.NOT_THERE
+    assert await told(Load("load", one.adapter_id)) == Answer("load", Answered.DONE)
+    assert rig.beats[-1][1].residency.gpu_adapters == [one.adapter_id]
+    assert await told(Load("again", one.adapter_id)) == Answer("again", Answered.DONE)
+    failed = await told(Load("lost", lost.adapter_id))
+    assert (failed.outcome, failed.lasting, "nowhere.safetensors" in failed.reason) == (Answered.FAILED, True, True)
+    [noted] = rig.beats[-1][1].failed_loads
+    assert (noted.adapter_id, noted.reason, noted.lasting) == (lost.adapter_id, failed.reason, True)
+    assert "is retired" in (await told(Load("gone", gone.adapter_id))).reason
+    assert "not known here" in (await told(Load("never", "acme/never@1"))).reason
+
+    await shop.ask("runs", one, ENDLESS)
+    await rig.until(lambda: len(rig.of("runs").ids) > 3)
+    busy = await told(Unload("busy", one.adapter_id))
+    assert (busy.outcome, "1 requests run with it" in busy.reason) == (Answered.IN_USE, True)
+    assert (await told(Unload("short", one.adapter_id, 0.2))).outcome is Answered.IN_USE
+    await shop.ask("between", one, 5)  # a drain that was given up shuts nobody out
+    await rig.finished("between", FinishReason.LENGTH)
+    await rig.writer.send(REPLICA_COMMANDS, Unload("drain", one.adapter_id, 60.0), key="d", partition=0)
+    await asyncio.sleep(0.5)
+    await shop.ask("late", one)
+    await shop.refused("late", RejectReason.DRAINING)
+    await rig.submit("base", [1, 2, 3], 5, shop.incarnation)
+    await rig.finished("base", FinishReason.LENGTH)
+    assert not [a for a in rig.beats[-1][1].answers if a.command_id == "drain"]
+    await rig.cancel("runs")
+    await rig.finished("runs", FinishReason.CANCELLED)
+    assert (await answered("drain")).outcome is Answered.DONE
+    assert rig.beats[-1][1].residency.gpu_adapters == []
+    await shop.ask("after", one)
+    await shop.answered("after", one, Tier.RAM)
+
+    await shop.say(msgspec.structs.replace(lost, weights_uri=shop.made(2).weights_uri, command_offset=99))
+    await rig.until(lambda: bool(rig.beats[-1][1].failed_loads))
+    assert (await told(Load("mended", lost.adapter_id))).outcome is Answered.DONE
+    assert rig.beats[-1][1].failed_loads == []
 
 
 async def test_what_the_fleet_owns_here_comes_without_a_request(shop: Shop) -> None:

@@ -280,6 +280,7 @@ class Engine:
         """A content that is in no slot counts as evicted from slot 0: what was asked for holds."""
         if self._loads.pop(content_id, None) is not None:
             self._scheduler.answered(content_id)
+            self._emit(SlotFailed(content_id, "unloaded while it waited for a slot"))
         try:
             slot = self._slots.vacate(content_id)
         except SlotInUse:

@@ -5,8 +5,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from schemas.placement import Load, Unload
-from schemas.replicas import ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency
+from schemas.replicas import Answer, ReplicaBeat, ReplicaClaim, ReplicaStatus, Residency
 from schemas.tokens import LoadReport
 from schemas.topics import REPLICA_COMMANDS, REPLICAS
 from streams.bus.reader import Reader
@@ -17,10 +19,12 @@ BEAT_S = 0.3
 
 
 class Replica:
-    """Loads at once what it is told to, unless it is `stuck`."""
+    """Loads at once what it is told to, unless it is `stuck` or `fails`."""
 
     def __init__(self, place: int, base_hash: str) -> None:
         self.place, self.base_hash, self.stuck = place, base_hash, False
+        self.fails: Answer | None = None  # its answer to every Load
+        self.answers: list[Answer] = []
         self.slots: list[str] = []
         self.wishes: list[Load | Unload] = []
 
@@ -52,6 +56,7 @@ class Replica:
                 numeric_class="",
                 capacity_tokens=1,
                 at_unix_ms=time.time_ns() // 1_000_000,
+                answers=list(self.answers),
             )
             await writer.send(REPLICAS, beat, key=str(self.place))
             await asyncio.sleep(BEAT_S)
@@ -61,7 +66,9 @@ class Replica:
             for record in records:
                 command = record.value
                 self.wishes.append(command)
-                if isinstance(command, Load) and not self.stuck and command.adapter_id not in self.slots:
+                if isinstance(command, Load) and self.fails is not None:
+                    self.answers.append(msgspec.structs.replace(self.fails, command_id=command.command_id))
+                elif isinstance(command, Load) and not self.stuck and command.adapter_id not in self.slots:
                     self.slots.append(command.adapter_id)
                 if isinstance(command, Unload) and command.adapter_id in self.slots:
                     self.slots.remove(command.adapter_id)

@@ -10,6 +10,7 @@ import pytest
 from schemas.adapters import AliasRecord, RollbackAlias, SetAlias
 from schemas.placement import Load
 from schemas.reasons import Outcome
+from schemas.replicas import Answer, Answered
 from schemas.topics import FINISHED
 from tests.gateway.rig import until
 from tests.streams.control.process import Fleet
@@ -95,6 +96,28 @@ async def test_what_does_not_get_warm_in_time_stays_and_a_rollback_moves_cold(
         replica.slots.clear()
     await fleet.send(RollbackAlias("back", PROD))
     assert (await fleet.result("back", 2)).adapter_id == ONE
+
+
+async def test_what_an_owner_can_never_load_ends_at_once_and_what_may_pass_is_waited_for(
+    fleet: Fleet, replicas: list[Replica]
+) -> None:
+    fleet.start(CONTROL_FLIP_LIMIT_S="600")
+    await fleet.ready()
+    for version, adapter_id in enumerate((ONE, TWO)):
+        assert (await fleet.ask(fleet.upload(f"r{version}", seed=version, adapter_id=adapter_id))).status == 201
+    assert (await fleet.ask(SetAlias("first", PROD, ONE))).status == 201
+    replicas[0].fails = Answer("", Answered.FAILED, "its file is torn", lasting=True)
+    await fleet.send(SetAlias("deploy", PROD, TWO))
+    failed = await fleet.result("deploy", 2)
+    assert failed.status == 504
+    assert "replica 0 cannot load acme/support@2: its file is torn" in failed.refusals[0].message
+    await fleet.row(failed)
+    assert (row(fleet).adapter_id, row(fleet).pending) == (ONE, None)
+    replicas[0].fails = Answer("", Answered.FAILED, "the store is away")
+    await fleet.send(SetAlias("again", PROD, TWO))
+    await until(lambda: len(replicas[0].answers) > 2, 20, "asked again, though it could not")
+    replicas[0].fails = None
+    assert (await fleet.result("again", 2)).status == 200
 
 
 async def test_a_later_command_replaces_it_and_the_first_caller_is_told(fleet: Fleet, replicas: list[Replica]) -> None:

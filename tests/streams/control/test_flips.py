@@ -15,6 +15,7 @@ from schemas.adapters import (
     SetAlias,
 )
 from schemas.reasons import AdapterStatus
+from schemas.replicas import Answer, Answered
 from streams.control.warmup import Conclude, Load, old_versions, step
 from streams.placement.rendezvous import ranked
 from tests.streams.control.test_registry import ONE, PROD, TWO, Log, register
@@ -209,6 +210,18 @@ def test_a_rollback_moves_cold_when_its_time_is_up() -> None:
     back = msgspec.structs.replace(FLIP, command="rollback")
     assert step(back, READY, {7: []}, 0) == Load([7])
     assert step(back, READY, {7: []}, 5_000) == Conclude(True, "replicas [7] have not loaded acme/support@2 in time")
+
+
+def test_what_can_never_be_loaded_is_not_waited_for() -> None:
+    torn, away = Answer("c", Answered.FAILED, "torn", lasting=True), Answer("c", Answered.FAILED, "the store is away")
+    said = Conclude(False, "replica 7 cannot load acme/support@2: torn")
+    assert step(FLIP, READY, {7: []}, 0, failures={7: torn}) == said
+    assert step(msgspec.structs.replace(FLIP, command="rollback"), READY, {7: []}, 0, failures={7: torn}) == said
+    assert step(FLIP, READY, {7: [TWO]}, 0, failures={7: torn}) == Conclude(True)  # it came after all
+    assert step(FLIP, READY, {8: []}, 0, failures={7: torn}) == Load([8])  # no owner any more
+    assert step(FLIP, READY, {7: []}, 0, failures={7: away}) == Load([7])
+    late = "replicas [7] have not loaded acme/support@2 in time; 7: the store is away"
+    assert step(FLIP, READY, {7: []}, 5_000, failures={7: away}) == Conclude(False, late)
 
 
 def test_a_version_that_is_no_longer_ready_is_not_waited_for() -> None:

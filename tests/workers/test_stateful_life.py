@@ -1,8 +1,8 @@
 """Random walks over the life of adapters in one worker: the real loader, tiers, slots, leases, engine and book-keeping.
 
 The store is a folder that fails, lies, breaks off and stands still when told to; the engine is the real one with a
-runner that reads the real images; what they say to each other is delivered late and in pieces. Moves: admit, cancel, load,
-unload, drain, retire and bring back, a store that fails, steps, ticks. After every move:
+runner that reads the real images; what they say to each other is delivered late and in pieces. Moves: admit, cancel,
+load, unload, drain, retire and bring back, a store that fails, steps, ticks. After every move:
 
 - no lease of a file without a live holder, none of a slot without a running sequence, and none missing;
 - the bytes that a tier counts are those of its entries, and never above its budget;
@@ -307,7 +307,7 @@ class Walk:
         assert self.slots.leased == 0
         assert not self.loader.disk.leases()
         assert not self.loader.ram.leases()
-        assert not (self.loading._loads or self.loading._slots or self.loading._leaving)
+        assert not any((self.loading._loads, self.loading._slots, self.loading._leaving))
         assert self.rig.on_disk() == sorted(f"{name}.safetensors" for name in self.loader.disk.names())
         assert self.rig.in_memory() == sorted(self.loader.ram.names())
         async with asyncio.timeout(60):

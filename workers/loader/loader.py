@@ -221,7 +221,8 @@ class Loader:
         """The image's bytes; 0 if it was to go no further than the disk."""
         if refusal := self._base.refuses(record):
             raise LoadFailed(refusal, lasting=True)
-        if flight.source is Tier.REMOTE:
+        if not self.disk.holds(record.content_id):  # it may have been evicted since the load was begun
+            flight.source = Tier.REMOTE
             await self._downloads.fetch(record, flight.errand, flight.name)
         if not flight.to_ram:
             return 0

@@ -12,8 +12,11 @@ from schemas.codec import encode
 from schemas.requests import Sampling
 from schemas.topics import REQUESTS
 from streams.bus.writer import MAX_RECORD_BYTES
+from streams.formats.schema import MAX_SCHEMA_BYTES
 from streams.presence.holders import Lost
 from tests.gateway.desk import Desk, ask, only, tokens
+
+SCHEMA = "s" * MAX_SCHEMA_BYTES
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def long(model: Path, tmp_path: Path) -> BaseModel:
 
 def test_the_longest_chat_can_be_begun_anew_at_its_end(long: BaseModel, desk: Desk) -> None:
     """With all that a request may have besides its text."""
-    sampling = Sampling(1 << 62, 0.7, 0.9, 40, 0.1, 1.1, 0.5, 0.5, {100_000 + n: -99.5 for n in range(300)}, 20)
+    sampling = Sampling(1 << 62, 0.7, 0.9, 40, 0.1, 1.1, 0.5, 0.5, {100_000 + n: -99.5 for n in range(300)}, 20, SCHEMA)
     asked = replace(
         ask(),
         adapter=f"{'c' * 64}/{'a' * 128}@1",

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from schemas.adapters import AdapterRecord
@@ -89,9 +90,11 @@ class Reading(NeverMerged):
 
         def copy(filling: Lease) -> int:
             self._idle(filling.slot)
-            assert image.payload.any()
+            memory = np.empty(image.payload_bytes, np.uint8)
+            image.copy_to(memory)
+            assert memory.any()
             self.stamps.write(filling)
-            return int(image.payload.nbytes)
+            return image.payload_bytes
 
         return Opened(0, copy)
 

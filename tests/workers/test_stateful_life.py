@@ -179,7 +179,8 @@ class Walk:
                 for _ in range(draw.randint(1, 4)):
                     self.hear()
             case _:
-                await self.unloading.sweep(self.retired) if draw.random() < 0.2 and not self.asked else None
+                if draw.random() < 0.2:  # a task, for it waits for the engine, which moves only when it is moved here
+                    self.asked.append(asyncio.create_task(self.unloading.sweep(self.retired)))
                 await asyncio.sleep(draw.choice((0, 0.001, 0.004)))
         self.check()
 

@@ -14,7 +14,7 @@ from infra.local.clickhouse import ClickHouse
 from infra.local.model import packaged_model
 from infra.local.store import Store
 from streams.adapters.base_model import base_hash
-from tests.stack import Stack
+from tests.stack import Stack, own_namespace
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +32,13 @@ def kafka(stack: Stack) -> str:
 
 
 @pytest.fixture
-def namespace() -> str:
-    """A prefix for topic names that no other test has."""
-    return f"t{uuid.uuid4().hex[:10]}."
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A prefix for topic names that no other test has. On the shared broker its topics end with the test."""
+    if "kafka" in request.fixturenames:
+        with own_namespace(request.getfixturevalue("kafka")) as namespace:
+            yield namespace
+    else:
+        yield f"t{uuid.uuid4().hex[:10]}."
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,16 @@
 """The real parts that tests run against, each started once per pytest run when first asked for, stopped by its id."""
 
+import asyncio
 import tempfile
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
+
+from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.local.child import Child, Spec
 from infra.local.clickhouse import ClickHouse
@@ -36,6 +42,30 @@ def wait_until(holds: Callable[[], bool], limit_s: float, what: str) -> None:
     while not holds():
         assert time.monotonic() < end_s, f"{what}: not so within {limit_s:g} s"
         time.sleep(0.05)
+
+
+@contextmanager
+def own_namespace(kafka: str) -> Iterator[str]:
+    """A prefix for topic names that nobody else has; its topics go with it.
+
+    A broker keeps some tens of kilobytes of each partition in its memory, whether anybody uses it or not.
+    """
+    namespace = f"t{uuid.uuid4().hex[:10]}."
+    try:
+        yield namespace
+    finally:
+        with ThreadPoolExecutor(1) as beside:  # no loop runs in its thread
+            beside.submit(asyncio.run, _forget_topics(kafka, namespace)).result()
+
+
+async def _forget_topics(kafka: str, namespace: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        if names := [name for name in await admin.list_topics() if name.startswith(namespace)]:
+            await admin.delete_topics(names)
+    finally:
+        await admin.close()
 
 
 class Stack:

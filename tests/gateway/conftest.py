@@ -1,6 +1,5 @@
 """One gateway and one worker for all tests that leave both as they were; those that kill start their own."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,15 +7,16 @@ import pytest
 
 from tests.gateway.desk import Desk
 from tests.gateway.rig import Door, Rig
-from tests.stack import Stack
+from tests.stack import Stack, own_namespace
 
 
 @pytest.fixture(scope="session")
 def fleet(kafka: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path_factory.mktemp("fleet"))
-    rig.prepare()
-    yield rig
-    rig.stop()
+    with own_namespace(kafka) as namespace:
+        rig = Rig(kafka, namespace, model, tmp_path_factory.mktemp("fleet"))
+        rig.prepare()
+        yield rig
+        rig.stop()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from schemas.topics import FINISHED, GATEWAYS, TOKENS
 from streams.bus.reader import Reader
 from streams.bus.writer import Writer
 from tests.gateway.rig import ACME, Door, Rig, body, text_of, until
-from tests.stack import Stack, started
+from tests.stack import Stack, own_namespace, started
 
 pytestmark = pytest.mark.real
 QUESTION = "tell me a long story"
@@ -58,12 +57,13 @@ def busy(door: Door) -> list[int]:
 @pytest.fixture(scope="module")
 def steady(kafka: str, model: Path, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Steady]:
     """One gateway and one replica of 10 ms a step, for the tests that leave both alive."""
-    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path_factory.mktemp("steady"))
-    rig.prepare()
-    try:
-        yield Steady(rig, opened(rig, stack, replicas=1, step_ms=10))
-    finally:
-        rig.stop()
+    with own_namespace(kafka) as namespace:
+        rig = Rig(kafka, namespace, model, tmp_path_factory.mktemp("steady"))
+        rig.prepare()
+        try:
+            yield Steady(rig, opened(rig, stack, replicas=1, step_ms=10))
+        finally:
+            rig.stop()
 
 
 async def test_a_killed_replica(rig: Rig, stack: Stack) -> None:

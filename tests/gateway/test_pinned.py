@@ -1,7 +1,6 @@
 """A request that one replica alone may answer: whoever may ask so, and that no other one ever answers it."""
 
 import json
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from schemas.reasons import Outcome, RejectReason
 from streams.presence.holders import Lost
 from tests.gateway.desk import Desk, admitted, ask, only, rejected, tokens
 from tests.gateway.rig import ACME, OPERATOR, PIPELINE, Door, Rig, until
-from tests.stack import Stack
+from tests.stack import Stack, own_namespace
 
 BASE = "SmolLM2-135M-Instruct"
 ON_ONE = replace(ask(), only_on=1)
@@ -47,15 +46,16 @@ def test_refused_there_it_waits_for_that_one_and_for_no_other(desk: Desk) -> Non
 
 @pytest.fixture(scope="module")
 def pair(kafka: str, model: Path, stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path_factory.mktemp("pinned"))
-    rig.prepare()
-    try:
-        door = rig.gateway(stack.ports.allot("pinned"), stack.ports.allot("pinned-internal"))
-        rig.ready(door.child, rig.worker(0), rig.worker(1))
-        door.sees(2)
-        yield door  # two replicas behind it
-    finally:
-        rig.stop()
+    with own_namespace(kafka) as namespace:
+        rig = Rig(kafka, namespace, model, tmp_path_factory.mktemp("pinned"))
+        rig.prepare()
+        try:
+            door = rig.gateway(stack.ports.allot("pinned"), stack.ports.allot("pinned-internal"))
+            rig.ready(door.child, rig.worker(0), rig.worker(1))
+            door.sees(2)
+            yield door  # two replicas behind it
+        finally:
+            rig.stop()
 
 
 async def post(door: Door, key: str, *places: str, path: str = "/v1/chat/completions") -> tuple[int, dict[str, Any]]:

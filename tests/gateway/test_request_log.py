@@ -38,4 +38,4 @@ async def test_metrics_have_vllm_s_names_and_bounded_labels(door: Door, fleet: R
     for name in ("prompt_tokens", "generation_tokens"):
         assert families[f"vllm:{name}"].samples[0].value > 0
     labels = {label for family in families.values() for sample in family.samples for label in sample.labels}
-    assert labels <= {"le", "tier", "outcome", "reason"}
+    assert labels <= {"le", "tier", "outcome", "reason", "replica"}

@@ -7,7 +7,6 @@ the slot could have touched.
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -67,8 +66,8 @@ class Company:
 
 
 @pytest.fixture
-def company(kafka: str, model: Path, stack: Stack, tmp_path: Path) -> Iterator[Company]:
-    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path)
+def company(kafka: str, namespace: str, model: Path, stack: Stack, tmp_path: Path) -> Iterator[Company]:
+    rig = Rig(kafka, namespace, model, tmp_path)
     rig.prepare()
     try:
         yield Company(rig, stack)

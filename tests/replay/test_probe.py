@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -76,8 +75,8 @@ def fleet(rig: Rig, stack: Stack) -> Fleet:
 
 
 @pytest.fixture
-def rig(kafka: str, model: Path, tmp_path: Path) -> Any:
-    rig = Rig(kafka, f"t{uuid.uuid4().hex[:10]}.", model, tmp_path)
+def rig(kafka: str, namespace: str, model: Path, tmp_path: Path) -> Any:
+    rig = Rig(kafka, namespace, model, tmp_path)
     rig.prepare()
     yield rig
     rig.stop()

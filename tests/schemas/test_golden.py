@@ -1,5 +1,6 @@
 """Every type of every topic as bytes that lie in logs: they decode to the same value for ever, whatever fields come."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.adapters import AdapterEvent, AliasRecord, CommandResult
 from schemas.codec import UndecodableRecord, decode, encode
-from schemas.placement import OwnerPlan
-from schemas.replicas import Residency, TierReport
-from schemas.requests import Sampling
-from schemas.tokens import Tokens
 from schemas.topics import ADAPTER_COMMANDS, TOKENS, TOPICS, Topic
 from tests.schemas.examples import EXAMPLES, GOLDEN, golden, message_types
 
@@ -135,10 +131,18 @@ st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False
 st.register_type_strategy(int, st.integers(-(1 << 63), (1 << 63) - 1))
 
 
+def structs(of: type[msgspec.Struct] = msgspec.Struct) -> Iterator[type[msgspec.Struct]]:
+    """All that this product's messages are made of."""
+    for kind in of.__subclasses__():
+        if kind.__module__.startswith("schemas."):
+            yield kind
+        yield from structs(kind)
+
+
 # Hypothesis takes msgspec's marker of a default list or dict for the default itself: give these fields always.
-for listed in (AdapterEvent, AliasRecord, CommandResult, OwnerPlan, Residency, Sampling, TierReport, Tokens):
-    fields = [f for f in msgspec.structs.fields(listed) if f.default_factory is not msgspec.NODEFAULT]
-    st.register_type_strategy(listed, st.builds(listed, **{f.name: st.from_type(f.type) for f in fields}))
+for kind in structs():
+    if listed := [f for f in msgspec.structs.fields(kind) if f.default_factory is not msgspec.NODEFAULT]:
+        st.register_type_strategy(kind, st.builds(kind, **{f.name: st.from_type(f.type) for f in listed}))
 
 
 @given(data=st.data())

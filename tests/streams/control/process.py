@@ -60,7 +60,7 @@ class Fleet:
     """What a test needs of one: `send` a command, wait for its `result`, look at the tables. Its customer is acme."""
 
     def __init__(self, kafka: str, namespace: str, folder: Path) -> None:
-        self.settings = KafkaSettings(kafka, namespace=namespace)
+        self.settings = KafkaSettings(kafka, namespace=namespace, replica_places=4, gateway_places=4)
         self.folder = folder
         self.inbox, self.store = folder / "in", folder / "store"
         self.inbox.mkdir()
@@ -81,6 +81,8 @@ class Fleet:
         told = {
             "KAFKA_BOOTSTRAP_SERVERS": self.settings.bootstrap_servers,
             "LORAFLEET_NAMESPACE": self.settings.namespace,
+            "LORAFLEET_REPLICA_PLACES": "4",
+            "LORAFLEET_GATEWAY_PLACES": "4",
             "LORAFLEET_MODEL": str(self.model),
             "LORAFLEET_STORE": f"file://{self.store}",
             "LORAFLEET_SOURCES": f"file://{self.inbox}",

@@ -28,6 +28,7 @@ from replay import engine_bench_prefix as prefixes
 from replay import engine_bench_slots as crowds
 from replay import hop as hops
 from replay import kills as killing
+from replay.churn import churn as churning
 from replay.engine_bench_rig import REQUESTS
 from replay.engine_bench_table import plain_table, progress_bar
 from replay.engine_bench_table import tables as show_engine
@@ -91,6 +92,24 @@ def company(wants_json: bool, replicas: int, adapters: int, tokens: int) -> None
     result = asyncio.run(_company(replicas, adapters, tokens))
     _show([result], wants_json, _company_table)
     sys.exit(0 if result.same == adapters and result.most_in_step >= 2 else 1)
+
+
+@main.command()
+@with_json
+@with_replicas
+@click.option("--requests", type=click.IntRange(1), default=2000, show_default=True)
+@click.option("--adapters", type=click.IntRange(churning.EACH), default=60, show_default=True, help="At the beginning.")
+@click.option("--slots", type=click.IntRange(1), default=8, show_default=True, help="Of each worker.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def churn(wants_json: bool, replicas: int, requests: int, adapters: int, slots: int, seed: int) -> None:
+    """Versions come, move, go back and retire under chats through two gateways, while workers are killed.
+
+    Each answer is judged by what it says. Fails on a wrong or stale version, a lost registration, or anything leaked.
+    """
+    plan = churning.Plan(requests, adapters, max(2, adapters // 2), seed=seed)
+    result = asyncio.run(_churn(replicas, slots, plan))
+    _show([result], wants_json, _churn_table)
+    sys.exit(0 if result.held else 1)
 
 
 @main.command()
@@ -219,6 +238,16 @@ async def _company(replicas: int, adapters: int, tokens: int) -> companies.Compa
         return await companies.measure(stage, adapters, tokens)
 
 
+async def _churn(replicas: int, slots: int, plan: churning.Plan) -> churning.Churn:
+    # Tiers so small that adapters chase each other through all of them.
+    os.environ |= {"WORKER_SLOTS": f"{slots}", "WORKER_RAM_BYTES": f"{96 << 20}", "WORKER_DISK_BYTES": f"{192 << 20}"}
+    with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder, STDERR.status("starting") as status:
+        options = StackOptions(Path(folder), replicas, gateways=2)
+        async with running(options, Progress(STDERR)) as stack:
+            doors = [Stage.of(options.home, stack, gateway) for gateway in range(options.gateways)]
+            return await churning.measure(doors, plan, status.update)
+
+
 def _show(results: list[Any], wants_json: bool, table: Any) -> None:
     machine = Machine(_cpu(), os.cpu_count() or 0, time.strftime("%Y-%m-%d"), "lorafleet " + " ".join(sys.argv[1:]))
     if wants_json:
@@ -272,6 +301,16 @@ def _kills_table(results: list[killing.Kills]) -> Table:
         pauses, healed = f"{r.pause_p50_s:g}/{r.pause_max_s:g}", f"{r.healed_p50_s:g}/{r.healed_max_s:g}"
         counts = (r.rounds, r.streams, r.whole, r.different, r.broken, r.redrives)
         table.add_row(r.part, *map(str, counts), pauses, healed, "; ".join(r.errors))
+    return table
+
+
+def _churn_table(results: list[churning.Churn]) -> Table:
+    (result,) = results
+    told = msgspec.to_builtins(result)
+    table = Table("", "seen", title=f"{result.requests} chats")
+    for name, value in told.items():
+        text = ", ".join(f"{key}: {number}" for key, number in value.items()) if isinstance(value, dict) else value
+        table.add_row(name.replace("_", " "), "\n".join(text) or "none" if isinstance(text, list) else str(text))
     return table
 
 

@@ -88,8 +88,8 @@ async def _round(
     streaming = asyncio.create_task(take_all(stage.url, scripts), name="streams")
     await asyncio.sleep(kill_after_s)
     killed_at = time.monotonic()
-    name, restarts = await _kill(stage, part)
-    healing = asyncio.create_task(_healed(stage, name, restarts), name="healing")
+    name, restarts = await kill(stage, part)
+    healing = asyncio.create_task(healed(stage, name, restarts), name="healing")
     takes = await streaming
     healed_s = await healing - killed_at
     errors = [t.error for t in takes if t.error]
@@ -104,7 +104,7 @@ async def _round(
     ), takes
 
 
-async def _kill(stage: Stage, part: str) -> tuple[str, int]:
+async def kill(stage: Stage, part: str) -> tuple[str, int]:
     """Kills (or stops) the part, of several workers the busiest. Returns its name and its restarts so far."""
     of_worker = part in ("worker", "engine", "hung-engine")
     name = f"worker-{await _busiest(stage)}" if of_worker else "gateway-0" if part == "gateway" else part
@@ -127,7 +127,7 @@ def busiest(replicas: list[dict[str, Any]]) -> int:
     return int(max(replicas, key=lambda replica: replica["tokens_in_flight"])["replica_id"])
 
 
-async def _healed(stage: Stage, name: str, restarts: int) -> float:
+async def healed(stage: Stage, name: str, restarts: int) -> float:
     """When the part runs again and the gateway takes chats with as many replicas as there should be."""
     end = time.monotonic() + HEALED_WITHIN_S
     while time.monotonic() < end:

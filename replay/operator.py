@@ -72,13 +72,38 @@ class Operator:
         """Returns when no gateway serves it any more. `key`: in whose name, as history tells it."""
         await self._call("POST", f"/internal/adapters/{quote(adapter_id, safe='')}/quarantine", {"why": why}, key)
 
+    async def unload(self, replica: int, adapter_id: str) -> None:
+        """Out of its slot; refused (409) while it is in use."""
+        await self._call("POST", f"/internal/replicas/{replica}/adapters/{quote(adapter_id, safe='')}/unload")
+
     async def drain(self, replica: int, key: str) -> None:
         """Returns when the replica was told; its state shows that it takes nothing new. `key`: likewise."""
         await self._call("POST", f"/internal/replicas/{replica}/drain", key=key)
 
-    async def set_alias(self, alias: str, adapter_id: str) -> dict[str, Any]:
-        """Returns when no gateway resolves the alias to the old adapter any more."""
-        return await self._call("PUT", f"/internal/aliases/{quote(alias, safe='')}", {"adapter_id": adapter_id})
+    async def adapters(self) -> list[dict[str, Any]]:
+        """The rows of all, retired ones too."""
+        return list((await self._call("GET", "/internal/adapters"))["adapters"])
+
+    async def retire(self, adapter_id: str) -> None:
+        """Returns when no gateway takes a request for it any more. Refused (409) while an alias points at it."""
+        await self._call("DELETE", f"/internal/adapters/{quote(adapter_id, safe='')}")
+
+    async def set_alias(self, alias: str, adapter_id: str, share: float = 1.0) -> dict[str, Any]:
+        """Returns when no gateway resolves the alias to the old adapter any more, but for those not in the `share`."""
+        body = {"adapter_id": adapter_id, "share": share}
+        return await self._call("PUT", f"/internal/aliases/{quote(alias, safe='')}", body)
+
+    async def alias(self, alias: str) -> dict[str, Any]:
+        """Its row."""
+        return await self._call("GET", f"/internal/aliases/{quote(alias, safe='')}")
+
+    async def rollback(self, alias: str) -> dict[str, Any]:
+        """To the adapter before, or off a trial; otherwise as `set_alias`."""
+        return await self._call("POST", f"/internal/aliases/{quote(alias, safe='')}/rollback")
+
+    async def history(self, kind: str, name: str) -> list[dict[str, Any]]:
+        """The events of one of the `adapters` or `aliases`, oldest first."""
+        return list((await self._call("GET", f"/internal/{kind}/{quote(name, safe='')}/history"))["events"])
 
     async def replicas(self) -> list[dict[str, Any]]:
         """Every replica place that was ever held, with its state."""

@@ -37,9 +37,10 @@ class Stage:
     operator_key: str
 
     @classmethod
-    def of(cls, home: Path, stack: Stack) -> "Stage":
-        """The stage of a stack that this process runs."""
-        return cls(home, stack.gateway_urls[0], stack.internal_urls[0], stack.environment, stack.operator_key)
+    def of(cls, home: Path, stack: Stack, gateway: int = 0) -> "Stage":
+        """The stage of a stack that this process runs, seen through one of its gateways."""
+        urls = stack.gateway_urls[gateway], stack.internal_urls[gateway]
+        return cls(home, *urls, stack.environment, stack.operator_key)
 
     @classmethod
     def running(cls, home: Path) -> "Stage":

@@ -6,6 +6,7 @@ version through its whole life, and reads the numbers back out of ClickHouse. Su
 """
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +34,10 @@ QUESTION = "How do I change a flat tyre?"
 ROWS_WITHIN_S = 15.0
 
 
+class Cancelled(Exception):
+    """In a thread whose task was cancelled."""
+
+
 async def run(options: StackOptions) -> int:
     """The whole show on a stack of its own. Exit code 0 only if every check held."""
     began, console, checks = time.monotonic(), Console(), Checks()
@@ -40,7 +45,7 @@ async def run(options: StackOptions) -> int:
     async with running(options, Progress(console)) as stack:
         stage = Stage.of(options.home, stack)
         console.rule("2  real adapters: trained here on the served base, in PEFT's format")
-        folders = await asyncio.to_thread(train_all, console, stage.model, options.home / "canaries")
+        folders = await train_all(console, stage.model, options.home / "canaries")
         async with stage.operator() as operator:
             console.rule("3  registered, by HTTP and by a command on Kafka; aliases set")
             acme = await operator.make_customer("acme")
@@ -62,14 +67,20 @@ async def run(options: StackOptions) -> int:
     return 0 if checks.held else 1
 
 
-def train_all(console: Console, model: Path, out: Path) -> dict[str, Path]:
-    """The canaries' PEFT folders by adapter id."""
-    canaries = [ACME_1, ACME_2, GLOBEX]
+async def train_all(console: Console, model: Path, out: Path) -> dict[str, Path]:
+    """The canaries' PEFT folders by adapter id. Cancelled, it ends at the next step."""
+    canaries, cancelled = [ACME_1, ACME_2, GLOBEX], threading.Event()
 
     def progress(canary: Canary, step: int, done: bool) -> None:
+        if cancelled.is_set():
+            raise Cancelled
         console.print(f"  {canary.adapter_id}: step {step}{', knows its marker' if done else ''}", highlight=False)
 
-    folders = train(model, canaries, out, progress)
+    try:
+        folders = await asyncio.to_thread(train, model, canaries, out, progress)
+    except asyncio.CancelledError:
+        cancelled.set()  # a thread is not cancelled, and the process would wait for it
+        raise
     console.print(f"  {len(folders)} adapters in {out}", highlight=False, soft_wrap=True)
     return {canary.adapter_id: folder for canary, folder in zip(canaries, folders, strict=True)}
 

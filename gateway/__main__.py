@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -58,6 +59,10 @@ from streams.bus.settings import KafkaSettings
 from streams.bus.writer import Writer
 from streams.presence.claim import PlaceTakenError, ReplacedError
 
+if TYPE_CHECKING:
+    from gateway.traces import Traces
+    from streams.tracing.exporter import Exporter
+
 log = logging.getLogger("gateway")
 
 COLD_DELIVERY_S = 600.0  # what must not be lost waits this long for a broker that is away
@@ -98,10 +103,19 @@ class Gateway:
         self.keys, self.catalogue = Keys(time.time), Catalogue(model.name, model.base_hash)
         plans: dict[str, OwnerPlan] = {}
         self.fleet = Fleet(model.base_hash, plans)
+        traced = _traced(settings)
+        self.exporter = None if traced is None else traced[0]
+        traces = None if traced is None else traced[1]
         # The open requests, between the clients and the fleet.
         self.finishes = Finishes(self.cold)
         self.switchboard = Switchboard(
-            self.hot, model.base_hash, self.fleet, lambda: self.tables.clock.now, self._resolve_anew, self._ended
+            self.hot,
+            model.base_hash,
+            self.fleet,
+            lambda: self.tables.clock.now,
+            self._resolve_anew,
+            self._ended,
+            traces,
         )
         self.replies = Replies(kafka, place, self.switchboard.heard, self.switchboard.gap)
         orders = Orders(self.cold, self.fleet)
@@ -115,13 +129,15 @@ class Gateway:
         self.rates = Rates()
         self.usage = UsageShare(kafka, self.cold, self.rates, self.keys.customer)
         chat = Chat(
-            model, self.keys, self.catalogue, self.switchboard, self.readiness, self.rates, settings.request_limit_s
-        )
-        self.sockets = ChatSockets(chat, self.keys, self.readiness)
+            model, self.keys, self.catalogue, self.switchboard, self.readiness, self.rates, settings.request_limit_s,
+            traces,
+        )  # fmt: skip
+        self.sockets = ChatSockets(chat, self.keys, self.readiness, traces)
         models = Models(model, self.keys, self.catalogue, self.readiness)
         self._public = public_app(
-            chat, self.sockets, models, self.readiness, self.tables, self.fleet, self.metrics, settings.cors_origins
-        )
+            chat, self.sockets, models, self.readiness, self.tables, self.fleet, self.metrics, settings.cors_origins,
+            traces,
+        )  # fmt: skip
         # The internal port.
         changes = CustomerChanges(self.keys, self.tables, self.cold, self.readiness)
         self.registrar = Registrar(kafka, self.cold, self.tables)
@@ -146,6 +162,8 @@ class Gateway:
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Writers and ports; `stack` closes them, the ports first. Neither waits for Kafka."""
+        if self.exporter is not None:
+            stack.push_async_callback(self.exporter.stop)
         await self.hot.start()
         await self.cold.start()
         stack.push_async_callback(self._stop_writers)
@@ -249,6 +267,16 @@ class Gateway:
         metrics.counter(
             "undecodable", "Records skipped since they do not fit.", lambda: tables.undecodable + replies.undecodable
         )
+
+
+def _traced(settings: GatewaySettings) -> "tuple[Exporter, Traces] | None":
+    if not settings.traces:
+        return None
+    from gateway.traces import Traces  # OpenTelemetry takes half a second to import
+    from streams.tracing.exporter import Exporter
+
+    exporter = Exporter("lorafleet-gateway", settings.place)
+    return exporter, Traces(exporter.tracer)
 
 
 async def _topics(kafka: KafkaSettings) -> None:

@@ -56,7 +56,7 @@ class Answer:
         }
         self._scorers = [style.scorer(model.vocabulary) for _ in lines.all]
         self._created = int(time.time())
-        self._id = f"{style.prefix}{request_id}"
+        self.id = f"{style.prefix}{request_id}"
 
     async def whole(self) -> openai_api.Answer:
         """Raises ApiError."""
@@ -74,11 +74,11 @@ class Answer:
             self._style.choice(index, text, self._logprobs(index, scores[index]), finishes[index])
             for index, text in enumerate(texts)
         ]
-        return openai_api.Answer(self._id, self._style.kind, self._created, self.asked.model, told, self._usage())
+        return openai_api.Answer(self.id, self._style.kind, self._created, self.asked.model, told, self.usage)
 
     async def told(self) -> AsyncGenerator[Told]:
         """Chunk by chunk. Raises ApiError; what came before the failure has been told by then."""
-        encoded = self._style.chunks(self._id, self._created, self.asked.model, self.asked.include_usage)
+        encoded = self._style.chunks(self.id, self._created, self.asked.model, self.asked.include_usage)
         begun: set[int] = set()
         while True:
             chunks: list[bytes] = []
@@ -100,7 +100,7 @@ class Answer:
                     yield Told(chunks, last=False)
                 raise problem
             if over := self._over:
-                chunks += encoded.usage(self._usage())
+                chunks += encoded.usage(self.usage)
             yield Told(chunks, over)
             if over:
                 return
@@ -122,9 +122,15 @@ class Answer:
         return flight.tier if flight.tier is not Tier.NONE or not flight.ask.adapter else None
 
     @property
+    def ttft_s(self) -> float | None:
+        """From its arrival to its first token on any line; None before."""
+        firsts = [(line.first_token_at, line.flight.ask.arrived_at) for line in self._lines.all]
+        return min((first - arrived for first, arrived in firsts if first is not None), default=None)
+
+    @property
     def used_tokens(self) -> int:
         """Of prompts and outputs, so far; none while nothing came."""
-        usage = self._usage()
+        usage = self.usage
         return usage.total_tokens if usage.completion_tokens else 0
 
     @property
@@ -150,8 +156,9 @@ class Answer:
     def _logprobs(self, index: int, scored: list[Scored]) -> bytes:
         return self._scorers[index](scored) if self._scored else NO_LOGPROBS
 
-    def _usage(self) -> Usage:
-        """A prompt counts once, however many choices it has; its cached tokens are its first choice's."""
+    @property
+    def usage(self) -> Usage:
+        """So far. A prompt counts once, however many choices it has; its cached tokens are its first choice's."""
         flights = [line.flight for line in self._lines.all]
         firsts = flights[:: self.asked.choices]
         prompt = sum(len(flight.ask.prompt) for flight in firsts)

@@ -1,6 +1,7 @@
 """The public port: chat, over HTTP, websocket and a page; completions, models, health."""
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
@@ -17,6 +18,9 @@ from gateway.readiness import Readiness
 from gateway.tables import Tables
 from gateway.websocket import ChatSockets
 
+if TYPE_CHECKING:
+    from gateway.traces import Traces
+
 
 def public_app(
     chat: Chat,
@@ -27,6 +31,7 @@ def public_app(
     fleet: Fleet,
     metrics: Metrics,
     origins: Collection[str] = (),
+    traces: "Traces | None" = None,
 ) -> web.Application:
     async def healthz(_: web.Request) -> web.Response:
         return json_answer(b'{"status":"ok"}')
@@ -43,7 +48,10 @@ def public_app(
         }
         return json_answer(orjson.dumps(told), 200 if problem is None else 503)
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answering(metrics), only_where_it_is_obeyed])
+    middlewares = [answering(metrics), only_where_it_is_obeyed]
+    if traces is not None:
+        middlewares.insert(0, traces.around)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
     app.router.add_post("/v1/chat/completions", chat.chat)
     app.router.add_post("/v1/completions", chat.complete)
     app.router.add_get("/v1/chat/ws", sockets.get)

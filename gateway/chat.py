@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiohttp import web
 
@@ -40,13 +40,16 @@ from gateway.switchboard import Switchboard
 from schemas.customers import Customer
 from schemas.reasons import Role
 
+if TYPE_CHECKING:
+    from gateway.traces import Traces
+
 G = TypeVar("G", bound=Generation)
 
 HEARD_WITHIN_S = 1.0
 
 
 class Chat:
-    """`limit_s`: how long a request may take, all attempts together."""
+    """`limit_s`: how long a request may take, all attempts together. `traces`: where answers are traced."""
 
     def __init__(
         self,
@@ -57,11 +60,13 @@ class Chat:
         readiness: Readiness,
         rates: Rates,
         limit_s: float,
+        traces: "Traces | None" = None,
     ) -> None:
         self._model, self._keys, self._catalogue = model, keys, catalogue
         self._switchboard, self._readiness, self._limit_s = switchboard, readiness, limit_s
         self._prompts, self._rates, self._in_flight = Prompts(model), rates, InFlight()
         self._formats = Formats(model.grammars)
+        self._traces = traces
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Raises ApiError until the first token has come."""
@@ -108,6 +113,8 @@ class Chat:
                     answer = Answer(request_id, self._switchboard, self._model, asked, lines, kind.style, limits)
                     yield answer
             finally:
+                if self._traces is not None and answer is not None:
+                    self._traces.answered(answer)
                 paid.settle(0 if answer is None else answer.used_tokens, time.monotonic())
 
     async def _heard(self) -> None:

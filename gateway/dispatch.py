@@ -12,6 +12,7 @@ from collections.abc import Callable
 from schemas.requests import Cancel, Submit
 from schemas.topics import REQUESTS
 from streams.bus.errors import NotWritten
+from streams.bus.reader import Headers
 from streams.bus.writer import Writer, Written
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,12 @@ class Dispatch:
     ) -> None:
         self._writer, self._written, self._unwritten = writer, written, unwritten
 
-    def submit(self, submit: Submit) -> None:
+    def submit(self, submit: Submit, headers: Headers = ()) -> None:
         loop = asyncio.get_running_loop()
         try:
-            fate = self._writer.send_nowait(REQUESTS, submit, key=submit.request_id, partition=submit.replica)
+            fate = self._writer.send_nowait(
+                REQUESTS, submit, key=submit.request_id, partition=submit.replica, headers=headers
+            )
         except (NotWritten, ValueError) as error:  # too many wait already, or it is too large for a record
             log.warning("request %s: not sent: %s", submit.request_id, error)
             loop.call_soon(self._unwritten, submit.request_id, submit.attempt)

@@ -12,7 +12,7 @@ from typing import NoReturn
 from schemas.tokens import TokenBatch
 from schemas.topics import TOKENS
 from streams.bus.errors import OffsetLost
-from streams.bus.reader import Reader
+from streams.bus.reader import Headers, Reader
 from streams.bus.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -22,10 +22,10 @@ MAX_RECORDS = 200  # between two looks at other work of the event loop
 
 
 class Replies:
-    """`heard` takes each record, `gap` is told when some are gone."""
+    """`heard` takes each record and its headers, `gap` is told when some are gone."""
 
     def __init__(
-        self, kafka: KafkaSettings, place: int, heard: Callable[[TokenBatch], None], gap: Callable[[], None]
+        self, kafka: KafkaSettings, place: int, heard: Callable[[TokenBatch, Headers], None], gap: Callable[[], None]
     ) -> None:
         self._place, self._heard, self._gap = place, heard, gap
         self._reader = Reader(
@@ -62,4 +62,4 @@ class Replies:
                 continue
             for record in records:
                 if record.value is not None:
-                    self._heard(record.value)
+                    self._heard(record.value, record.headers)

@@ -11,6 +11,7 @@ from gateway.cors import ORIGIN
 from gateway.tls import Tls
 from streams.bus.errors import SettingsError
 from streams.bus.settings import KafkaSettings
+from streams.tracing import settings as tracing
 
 
 class GatewaySettings(msgspec.Struct, frozen=True):
@@ -18,6 +19,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
 
     `request_limit_s`: how long a request may take, all attempts together. `drain_s`: how long a stopping gateway lets
     open requests go on. `tls`: of the public port; the internal one is plain, and at home on 127.0.0.1.
+    `traces`: where spans go; empty: nowhere.
     """
 
     kafka: KafkaSettings
@@ -33,6 +35,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
     drain_s: float
     tls: Tls | None
     cors_origins: frozenset[str]
+    traces: str
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -63,6 +66,7 @@ class GatewaySettings(msgspec.Struct, frozen=True):
             drain_s=_seconds(env, "GATEWAY_DRAIN_S", 15.0),
             tls=Tls.from_env(env),
             cors_origins=_origins(env.get("GATEWAY_CORS_ORIGINS", "")),
+            traces=tracing.endpoint(env),
         )
 
 

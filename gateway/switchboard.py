@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gateway.dispatch import Dispatch
 from gateway.fleet import Fleet
@@ -19,16 +19,23 @@ from gateway.line import Line, Lines
 from schemas.reasons import Outcome
 from schemas.stats import RequestFinished
 from schemas.tokens import TokenBatch
+from streams.bus.reader import Headers
 from streams.bus.writer import Writer
 from streams.presence.claim import Claim
 from streams.presence.holders import Lost
 from streams.presence.listening import ListeningClock
 
+if TYPE_CHECKING:
+    from gateway.traces import Traces
+
 TICK_S = 0.1
 
 
 class Switchboard:
-    """`listened` is the listening time of the replicas' table; `ended` is told of every accepted request's end."""
+    """`listened` is the listening time of the replicas' table; `ended` is told of every accepted request's end.
+
+    `traces`: where attempts are traced, if they are.
+    """
 
     def __init__(
         self,
@@ -38,10 +45,11 @@ class Switchboard:
         listened: Callable[[], float],
         resolver: Resolver,
         ended: Callable[[RequestFinished], None],
+        traces: "Traces | None" = None,
     ) -> None:
         self._dispatch = Dispatch(writer, self._written, self._unwritten)
         self._base_hash, self._fleet, self._listened = base_hash, fleet, listened
-        self._resolver, self._ended = resolver, ended
+        self._resolver, self._ended, self._traces = resolver, ended, traces
         self.clock = ListeningClock()  # of the tokens' reader
         self._claim: Claim | None = None
         self._flights: Flights | None = None
@@ -108,8 +116,10 @@ class Switchboard:
         except TimeoutError:
             return
 
-    def heard(self, batch: TokenBatch) -> None:
+    def heard(self, batch: TokenBatch, headers: Headers = ()) -> None:
         """A record of this gateway's `tokens` partition."""
+        if self._traces is not None:
+            self._traces.heard(batch, headers)
         self._perform(self._held().events(batch, time.monotonic()))
 
     def gap(self) -> None:
@@ -147,14 +157,20 @@ class Switchboard:
                 case Deliver():
                     self._lines[action.request_id].deliver(action.ids, action.scores, now)
                 case SendSubmit():
-                    self._dispatch.submit(action.submit)
+                    headers = () if self._traces is None else self._traces.sent(action.submit)
+                    self._dispatch.submit(action.submit, headers)
                 case SendCancel():
+                    if self._traces is not None:
+                        self._traces.left(action.cancel)
                     self._dispatch.cancel(action.replica, action.cancel)
                 case End():
                     line = self._lines.pop(action.request_id)
                     line.finish(action)
                     # In the loop's next turn, behind whoever waits for the line: the client's last bytes come first.
-                    asyncio.get_running_loop().call_soon(self._ended, self._row(line, action, now))
+                    row = self._row(line, action, now)
+                    asyncio.get_running_loop().call_soon(self._ended, row)
+                    if self._traces is not None:
+                        self._traces.ended(row)
                     self._ended_one.set()
 
     def _row(self, line: Line, end: End, now: float) -> RequestFinished:

@@ -13,8 +13,10 @@ client that does not read, 1009 a message too large, 1001 this gateway shuts dow
 
 import asyncio
 import uuid
-from contextlib import aclosing
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -26,6 +28,9 @@ from gateway.errors import ApiError
 from gateway.limits import MAX_BODY_BYTES
 from gateway.readiness import Readiness
 from schemas.reasons import Role
+
+if TYPE_CHECKING:
+    from gateway.traces import Traces
 
 SUBPROTOCOL = "lorafleet.chat"
 KEY_PREFIX = "key."
@@ -79,10 +84,10 @@ class TooSlow(Exception):
 
 
 class ChatSockets:
-    """All open ones."""
+    """All open ones. `traces`: where chats are traced, if they are."""
 
-    def __init__(self, chat: Chat, keys: Keys, readiness: Readiness) -> None:
-        self._chat, self._keys, self._readiness = chat, keys, readiness
+    def __init__(self, chat: Chat, keys: Keys, readiness: Readiness, traces: "Traces | None" = None) -> None:
+        self._chat, self._keys, self._readiness, self._traces = chat, keys, readiness, traces
         self._open: set[ChatSocket] = set()
 
     async def get(self, request: web.Request) -> web.StreamResponse:
@@ -101,7 +106,7 @@ class ChatSockets:
             raise ApiError("invalid_request", "this address speaks websocket: send Upgrade: websocket", "Upgrade")
         await socket.prepare(request)
         slow_reader.bound(request)
-        served = ChatSocket(self._chat, socket, authorization)
+        served = ChatSocket(self._chat, socket, authorization, self._traced(request))
         self._open.add(served)
         try:
             await served.serve()
@@ -111,14 +116,29 @@ class ChatSockets:
                 request.transport.abort()
         return socket
 
+    def _traced(self, request: web.Request) -> Callable[[], AbstractContextManager[object]]:
+        """What each chat of this socket is done in: a span that continues the trace of the socket's opening."""
+        if self._traces is None:
+            return nullcontext
+        about = {"http.route": request.path, "network.protocol.name": "websocket", "gen_ai.operation.name": "chat"}
+        return partial(self._traces.request, f"chat {request.path}", list(request.headers.items()), about)
+
     async def close(self) -> None:
         """Says to all of them that this gateway is going."""
         await asyncio.gather(*(served.close() for served in list(self._open)))
 
 
 class ChatSocket:
-    def __init__(self, chat: Chat, socket: web.WebSocketResponse, authorization: str | None) -> None:
-        self._chat, self._socket, self._authorization = chat, socket, authorization
+    """`traced` is what each chat is done in."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        socket: web.WebSocketResponse,
+        authorization: str | None,
+        traced: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._chat, self._socket, self._authorization, self._traced = chat, socket, authorization, traced
         self._chats: dict[str, asyncio.Task[None]] = {}
         self._unwanted: set[str] = set()
 
@@ -176,7 +196,8 @@ class ChatSocket:
         """One chat, from its request to its last word. Its name is free once the client has read that."""
         last: Done | Cancelled | Failed = Done(told.id)
         try:
-            await self._answered(told)
+            with self._traced():
+                await self._answered(told)
         except ApiError as problem:
             last = Failed(told.id, _error(problem))
         except asyncio.CancelledError:

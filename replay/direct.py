@@ -33,6 +33,7 @@ from schemas.reasons import Role, Tier
 from schemas.replicas import ReplicaBeat, ReplicaStatus, Residency
 from schemas.tokens import LoadReport
 from schemas.topics import REQUESTS, TOKENS, Topic
+from streams.bus.reader import Headers
 from streams.bus.writer import Written
 from streams.presence.claim import Claim
 from workers.engine_client import EngineClient
@@ -53,7 +54,13 @@ class DirectWriter:
         self.offset = 0
 
     def send_nowait(
-        self, topic: Topic, value: Any, *, key: str | None = None, partition: int | None = None
+        self,
+        topic: Topic,
+        value: Any,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
     ) -> asyncio.Future[Written]:
         loop = asyncio.get_running_loop()
         written: asyncio.Future[Written] = loop.create_future()

@@ -11,7 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = ("schemas", "gateway", "workers", "streams", "infra", "replay", "tests")
-SHARED = ("streams.bus", "streams.adapters", "streams.formats", "streams.placement", "streams.presence")
+SHARED = (
+    "streams.bus",
+    "streams.adapters",
+    "streams.formats",
+    "streams.placement",
+    "streams.presence",
+    "streams.tracing",
+)
 # First match wins: which of our packages a module may import besides its own.
 ALLOWED = {
     "schemas": ("schemas",),
@@ -28,6 +35,7 @@ HOMES = {
     "faust": ("streams.control", "streams.bus.settings"),  # its credentials come out of the same settings
     "torch": ("workers.engine", "replay", "tests"),
     "llguidance": ("streams.formats",),
+    "opentelemetry": ("streams.tracing", "gateway.traces", "workers.traces"),
 }
 PURE = (
     "schemas", "streams.placement", "streams.presence.listening", "streams.presence.holders", "streams.adapters.shape",

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from schemas.engine import Ready
 from schemas.reasons import FinishReason
 from schemas.replicas import ENGINE_CRASHED, ReplicaClaim, ReplicaStatus, Residency
-from schemas.stats import CacheEvent
+from schemas.stats import AttemptFinished, CacheEvent
 from schemas.tokens import LoadReport
 from schemas.topics import REPLICA_COMMANDS, REPLICAS, REQUESTS
 from streams.adapters.locations import parse_location
@@ -49,6 +50,9 @@ from workers.settings import SettingsError, WorkerSettings
 from workers.tables import Tables
 from workers.tiers import Tiers
 from workers.unloading import Unloading
+
+if TYPE_CHECKING:
+    from streams.tracing.exporter import Exporter
 
 log = logging.getLogger("worker")
 
@@ -83,6 +87,11 @@ class Worker:
         )
         self.tokens = Writer(kafka, f"worker-{replica}-tokens")
         self.cold = Writer(kafka, f"worker-{replica}-cold")
+        self.exporter: Exporter | None = None
+        if settings.traces:
+            from streams.tracing import exporter  # OpenTelemetry takes half a second to import
+
+            self.exporter = exporter.Exporter("lorafleet-worker", replica)
         self.loader: Loader | None = None  # begun with the claim: an earlier holder may use its images until then
 
     async def start(self) -> tuple[Ready, Claim]:
@@ -137,6 +146,11 @@ class Worker:
         def load() -> LoadReport:
             return sequences.load(intake.read_offset)
 
+        def ended(row: AttemptFinished) -> None:
+            ledger.attempt(row)
+            if traces is not None:
+                traces.ended(row)
+
         def residency() -> Residency:
             slots, ram, disk = (
                 [adapter for content in tier for adapter in tables.ids(content)]
@@ -166,13 +180,18 @@ class Worker:
             gc.freeze()  # what the start has left is for good: no collection need walk it
             print(f"ready replica={s.replica} incarnation={claim.incarnation}", flush=True)
 
+        traces = None
+        if self.exporter is not None:
+            from workers.traces import Traces
+
+            traces = Traces(self.exporter.tracer, s.replica, claim.incarnation)
         loading = Loading(engine, loader, told_of, s.replica, claim.incarnation, tables.by_content)
         unloading = Unloading(loading, sequences.users)
         inbox.closed = unloading.closed
         answers = Answers(lambda: beats.hurry())
         pulls = Pulls(s.replica, tables, loader, folders, base, governor.thrashing, s.pull_bytes_per_s)
         tiers = Tiers(loader, loading, pulls, governor)
-        intake = Intake(self.requests, s.replica, inbox, sequences, engine, loading, pulls.usage)
+        intake = Intake(self.requests, s.replica, inbox, sequences, engine, loading, pulls.usage, traces)
         publisher = Publisher(self.tokens, s.replica, claim.incarnation, load, tables.is_ghost)
         heartbeat = Heartbeat(
             claim, ready, s.capacity_tokens, engine, sequences, load, residency, tiers.report,
@@ -183,7 +202,7 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(
-                    steps.follow(engine, sequences, inbox, loading, publisher, ledger, tiers), name="steps"
+                    steps.follow(engine, sequences, inbox, loading, publisher, ended, tiers), name="steps"
                 )
                 group.create_task(engine.watch(), name="engine watch")
                 group.create_task(tables.place.watch(), name="place watch")
@@ -210,10 +229,10 @@ class Worker:
             await publisher.drained(LAST_TOKENS_S)
             await beats.last(lambda number: heartbeat.gone(number, ENGINE_CRASHED))
             for row in sequences.abandoned(time.monotonic(), FinishReason.ERROR):
-                ledger.attempt(row)
+                ended(row)
         else:
             for row in sequences.abandoned(time.monotonic(), FinishReason.CANCELLED):
-                ledger.attempt(row)
+                ended(row)
             await publisher.drained(DRAIN_LIMIT_S)
             await beats.last(lambda number: heartbeat.gone(number, "left" if isinstance(error, Left) else repr(error)))
         await ledger.drained(DRAIN_LIMIT_S)
@@ -223,6 +242,8 @@ class Worker:
         """Ends whatever was started; every part does so in bounded time."""
         parts = [self.tokens.stop(0), self.cold.stop(0), self.requests.stop(), self.commands.stop()]
         parts += [self.engine.stop(), self.tables.reader.stop()]
+        if self.exporter is not None:
+            parts.append(self.exporter.stop())
         if self.loader is not None:
             parts.append(self._loader_stopped(self.loader))
         for result in await asyncio.gather(*parts, return_exceptions=True):

@@ -11,9 +11,10 @@ what a dead incarnation had.
 import asyncio
 import logging
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from schemas.reasons import Tier
+from schemas.requests import Submit
 from schemas.tokens import Rejected
 from schemas.topics import REQUESTS
 from streams.bus.reader import Reader
@@ -25,6 +26,9 @@ from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Say, Sequences
 
+if TYPE_CHECKING:
+    from workers.traces import Traces
+
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
@@ -32,7 +36,10 @@ LAG_TOLD_S = 0.25
 
 
 class Intake:
-    """`read` and `tick` are its two tasks. `publisher` asks `read_offset` for its load reports."""
+    """`read` and `tick` are its two tasks. `publisher` asks `read_offset` for its load reports.
+
+    `traces`: where attempts are traced, if they are.
+    """
 
     def __init__(
         self,
@@ -43,10 +50,11 @@ class Intake:
         engine: EngineClient,
         loading: Loading,
         usage: Usage,
+        traces: "Traces | None" = None,
     ) -> None:
         self._reader, self._replica = reader, replica
         self._inbox, self._sequences, self._engine, self._loading = inbox, sequences, engine, loading
-        self._usage = usage
+        self._usage, self._traces = usage, traces
         self._unread: int | None = None  # the first offset that the engine's end left unread
 
     @property
@@ -65,6 +73,8 @@ class Intake:
             rejected = False
             for record in records:
                 if record.value is not None:
+                    if self._traces is not None and isinstance(record.value, Submit):
+                        self._traces.read(record.value, record.headers)
                     acts = self._inbox.read(record.value, time.monotonic())
                     rejected = rejected or any(isinstance(act, Reject) for act in acts)
                     self._do(acts, publisher)
@@ -91,6 +101,8 @@ class Intake:
                 case Reject(submit=submit):
                     event = Rejected(submit.request_id, submit.attempt, act.reason, act.detail)
                     publisher.add(Say(submit.gateway, submit.gateway_incarnation, event))
+                    if self._traces is not None:
+                        self._traces.rejected(submit, act.reason)
                     log.info("rejected %s/%d: %s %s", submit.request_id, submit.attempt, act.reason, act.detail)
                 case Stop():
                     if (cancel := self._sequences.stop(act)) is not None:
@@ -105,4 +117,4 @@ class Intake:
             self._loading.residency.use(start.content_id)
             self._usage.use(start.content_id, time.monotonic())
         self._engine.send(start)
-        publisher.add(say)
+        publisher.add(say, () if self._traces is None else self._traces.admitted(admit.submit, tier))

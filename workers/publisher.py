@@ -21,6 +21,7 @@ import msgspec
 from schemas.tokens import Finished, LoadReport, Rejected, TokenBatch, TokenEvent, Tokens
 from schemas.topics import TOKENS
 from streams.bus.errors import BusUnavailable
+from streams.bus.reader import Headers
 from streams.bus.writer import MAX_RECORD_BYTES, Writer, Written
 from workers.sequences import Say
 
@@ -30,6 +31,7 @@ AHEAD = 64
 MOST_BYTES = MAX_RECORD_BYTES - 4_000  # of a record's events; the rest is for what stands around them
 MOST_IDS = 1_000  # of one event
 MOST_DETAIL = 2_000  # characters
+MOST_HEADERS = 24  # of one record: they are within what stands around its events
 
 Gateway = tuple[int, int]  # place, incarnation
 _PACK = msgspec.msgpack.Encoder()
@@ -40,6 +42,7 @@ class _Outbox:
     events: list[TokenEvent] = field(default_factory=list)
     last: dict[tuple[str, int], int] = field(default_factory=dict)  # attempt -> index of its last event
     unacknowledged: int = 0
+    headers: list[tuple[str, bytes]] = field(default_factory=list)
 
 
 class Publisher:
@@ -59,9 +62,10 @@ class Publisher:
         self._silent = False
         self.lost = 0  # records that the Writer gave up
 
-    def add(self, say: Say) -> None:
-        """Goes out with the next flush."""
+    def add(self, say: Say, headers: Headers = ()) -> None:
+        """Goes out with the next flush; so do `headers`, with its record or one behind it."""
         outbox = self._outboxes.setdefault((say.gateway, say.gateway_incarnation), _Outbox())
+        outbox.headers += headers
         event, key = say.event, (say.event.request_id, say.event.attempt)
         if isinstance(event, Finished | Rejected) and len(event.detail) > MOST_DETAIL:
             event = msgspec.structs.replace(event, detail=event.detail[:MOST_DETAIL])
@@ -108,12 +112,14 @@ class Publisher:
         """Hands over one record; False if the Writer takes none just now."""
         batch = TokenBatch(self._replica, self._incarnation, *gateway, self._load(), events)
         try:
-            future = self._writer.send_nowait(TOKENS, batch, partition=gateway[0])
+            headers = outbox.headers[:MOST_HEADERS]
+            future = self._writer.send_nowait(TOKENS, batch, partition=gateway[0], headers=headers)
         except BusUnavailable:
             return False
         except ValueError as error:  # a gateway place that does not exist: there is nobody to tell
             log.error("nothing sent to gateway %d: %s", gateway[0], error)
             return True
+        del outbox.headers[:MOST_HEADERS]
         outbox.unacknowledged += 1
 
         def acknowledged(future: asyncio.Future[Written]) -> None:

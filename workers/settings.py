@@ -9,6 +9,7 @@ import msgspec
 from streams.adapters.locations import InvalidLocation, parse_location
 from streams.adapters.store import S3Settings
 from streams.bus.settings import KafkaSettings
+from streams.tracing import settings as tracing
 from workers.engine.kv_blocks import BLOCK_TOKENS
 from workers.slot_image import slot_pools
 
@@ -29,6 +30,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     adapters lie. `data`: folder of the disk tier. `pull_bytes_per_s`: what it may take to bring what it owns ahead of
     requests; 0: it brings nothing.
     `step_ms`, `load_ms`: what a step and a load take in the simulated engine. `drain_s`: for what runs at SIGTERM.
+    `traces`: where spans go; empty: nowhere.
     """
 
     kafka: KafkaSettings
@@ -53,6 +55,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     step_ms: float
     load_ms: float
     drain_s: float
+    traces: str
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Self:
@@ -106,6 +109,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
             step_ms=_number(env, "WORKER_STEP_MS", 0.0),
             load_ms=_number(env, "WORKER_LOAD_MS", 0.0),
             drain_s=_number(env, "WORKER_DRAIN_S", 10.0),
+            traces=tracing.endpoint(env),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The engine's events, in its order, to whom they concern: tokens to gateways, ends to the ledger, slots to loading.
+"""The engine's events, in its order, to whom they concern: tokens to gateways, ends to `ended`, slots to loading.
 
 A token goes to the Writer in the same turn of the loop in which it is read. A crash of the engine ends this task with
 EngineCrashedError; what the engine had said before was handled before.
@@ -6,13 +6,14 @@ EngineCrashedError; what the engine had said before was handled before.
 
 import logging
 import time
+from collections.abc import Callable
 
 from schemas.engine import Leases, Merged, MergeFailed, Ready, SlotLoaded, Step, Unmerged
 from schemas.reasons import Tier
+from schemas.stats import AttemptFinished
 from workers import audit
 from workers.engine_client import EngineClient
 from workers.inbox import Inbox
-from workers.ledger import Ledger
 from workers.loading import Loading
 from workers.publisher import Publisher
 from workers.sequences import Sequences
@@ -27,19 +28,19 @@ async def follow(
     inbox: Inbox,
     loading: Loading,
     publisher: Publisher,
-    ledger: Ledger,
+    ended: Callable[[AttemptFinished], None],
     tiers: Tiers,
 ) -> None:
-    """Until the engine ends. Raises EngineCrashedError."""
+    """Until the engine ends. `ended` is told of each attempt's. Raises EngineCrashedError."""
     async for event in engine.events():
         match event:
             case Step():
-                says, ended = sequences.step(event, time.monotonic())
+                says, rows = sequences.step(event, time.monotonic())
                 for say in says:
                     publisher.add(say)
-                for row in ended:
+                for row in rows:
                     inbox.finished(row.request_id, row.attempt)
-                    ledger.attempt(row)
+                    ended(row)
                 publisher.flush()
             case Leases():
                 tiers.slot_leases = len(event.held)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import msgspec
@@ -26,6 +26,7 @@ from streams.bus.settings import KafkaSettings
 log = logging.getLogger(__name__)
 
 Start = int | Literal["start", "end"]
+Headers = Sequence[tuple[str, bytes]]  # of a record
 CONNECT_LIMIT_S = 10.0
 BACKOFF_S = (0.1, 1.0)
 
@@ -39,6 +40,7 @@ class Record(msgspec.Struct, frozen=True):
     key: str | None
     value: Any
     timestamp_ms: int
+    headers: Headers = ()
 
 
 class Reader:
@@ -199,7 +201,7 @@ class Reader:
             if self.undecodable[topic.name] == 1:
                 log.error("%s: %s/%d@%d skipped: %s", self.name, topic.name, raw.partition, raw.offset, error)
             return None
-        return Record(topic, raw.partition, raw.offset, key, value, raw.timestamp)
+        return Record(topic, raw.partition, raw.offset, key, value, raw.timestamp, raw.headers)
 
     def _look(self, consumer: AIOKafkaConsumer, now: float) -> None:
         """Notes which partitions have been fetched since the last look."""

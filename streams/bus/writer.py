@@ -29,6 +29,7 @@ from schemas.topics import Topic
 from streams.bus.closing import ended
 from streams.bus.errors import BusUnavailable, MaybeWritten, NotWritten
 from streams.bus.producer import Life, Producers
+from streams.bus.reader import Headers
 from streams.bus.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Written:
 class _Record:
     key: bytes | None
     value: bytes | None
+    headers: Headers
     queued_at: float  # monotonic seconds
     future: asyncio.Future[Written]
 
@@ -134,6 +136,7 @@ class Writer:
         *,
         key: str | None = None,
         partition: int | None = None,
+        headers: Headers = (),
         timeout_s: float = 5.0,
     ) -> Written:
         """Waits for the acknowledgement. `value` None with a key is a tombstone.
@@ -141,7 +144,7 @@ class Writer:
         Raises NotWritten or MaybeWritten (both BusUnavailable) within `timeout_s`; ValueError for a record that no
         broker would take. A cancelled send is withdrawn if it still can be.
         """
-        lane, record = self._put(topic, value, key, partition)
+        lane, record = self._put(topic, value, key, partition, headers)
         try:
             await asyncio.wait({record.future}, timeout=timeout_s)
         finally:
@@ -153,16 +156,22 @@ class Writer:
         raise NotWritten(what) if withdrawn else MaybeWritten(what)
 
     def send_nowait(
-        self, topic: Topic, value: msgspec.Struct | None, *, key: str | None = None, partition: int | None = None
+        self,
+        topic: Topic,
+        value: msgspec.Struct | None,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
     ) -> asyncio.Future[Written]:
         """Queues a record; the future ends as `send` does, within 2 * delivery_s. For streams of records in order.
 
         Raises NotWritten at once when too many records wait.
         """
-        return self._put(topic, value, key, partition)[1].future
+        return self._put(topic, value, key, partition, headers)[1].future
 
     def _put(
-        self, topic: Topic, value: msgspec.Struct | None, key: str | None, partition: int | None
+        self, topic: Topic, value: msgspec.Struct | None, key: str | None, partition: int | None, headers: Headers
     ) -> tuple[_Lane, _Record]:
         key_bytes = None if key is None else key.encode()
         data = None if value is None else encode(topic, value)
@@ -175,7 +184,7 @@ class Writer:
             partition = partition_of(key_bytes, partitions)
         if not 0 <= partition < partitions:
             raise ValueError(f"{topic.name}: partition {partition} is not in 0..{partitions - 1}")
-        size = len(key_bytes or b"") + len(data or b"")
+        size = len(key_bytes or b"") + len(data or b"") + sum(len(name) + len(told) for name, told in headers)
         if size > MAX_RECORD_BYTES:
             raise ValueError(f"{topic.name}: a record of {size} bytes, and at most {MAX_RECORD_BYTES} fit")
         if self._closed or not self._producers.started:
@@ -185,7 +194,7 @@ class Writer:
         name = self._settings.topic_name(topic)
         lane = self._lanes.setdefault((name, partition), _Lane(name, partition, topic.linger_ms / 1000))
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        record = _Record(key_bytes, data, time.monotonic(), future)
+        record = _Record(key_bytes, data, headers, time.monotonic(), future)
         lane.queue.append(record)
         self._queued += 1
         if lane.task is None:
@@ -297,7 +306,7 @@ class Writer:
         """Moves records from the queue into `batch`, as many as fit."""
         while lane.queue:
             record = lane.queue[0]
-            if batch.append(timestamp=None, key=record.key, value=record.value) is None:
+            if batch.append(timestamp=None, key=record.key, value=record.value, headers=list(record.headers)) is None:
                 return
             lane.handed.append(lane.queue.popleft())
             self._queued -= 1

@@ -12,8 +12,9 @@ from schemas.codec import encode
 from schemas.reasons import FinishReason, RejectReason, Tier
 from schemas.tokens import Admitted, Finished, LoadReport, Logprobs, Rejected, TokenBatch, TokenEvent, Tokens
 from streams.bus.errors import MaybeWritten, NotWritten
+from streams.bus.reader import Headers
 from streams.bus.writer import MAX_RECORD_BYTES, Writer, Written
-from workers.publisher import AHEAD, MOST_DETAIL, MOST_IDS, Publisher
+from workers.publisher import AHEAD, MOST_DETAIL, MOST_HEADERS, MOST_IDS, Publisher
 from workers.sequences import Say
 
 
@@ -22,15 +23,19 @@ class Hand:
 
     def __init__(self) -> None:
         self.records: list[tuple[int, TokenBatch, asyncio.Future[Written]]] = []
+        self.headers: list[list[tuple[str, bytes]]] = []
         self.full = False
 
-    def send_nowait(self, topic: Any, value: TokenBatch, *, partition: int) -> asyncio.Future[Written]:
+    def send_nowait(
+        self, topic: Any, value: TokenBatch, *, partition: int, headers: Headers
+    ) -> asyncio.Future[Written]:
         if self.full:
             raise NotWritten("full")
         if len(encode(topic, value)) > MAX_RECORD_BYTES:
             raise ValueError("too large")
         future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
         self.records.append((partition, value, future))
+        self.headers.append(list(headers))
         return future
 
     async def settle(self, error: Exception | None = None) -> None:
@@ -96,6 +101,20 @@ async def test_a_full_writer_loses_nothing(hand: Hand, publisher: Publisher) -> 
     hand.full = False
     publisher.flush()
     assert hand.events() == [Tokens("r", 0, 0, [100, 101])]
+
+
+async def test_headers_go_with_their_record_or_the_next_ones(hand: Hand, publisher: Publisher) -> None:
+    many = [(f"h{n}", b"x") for n in range(MOST_HEADERS + 3)]
+    hand.full = True
+    publisher.add(token(0), many)
+    publisher.flush()
+    hand.full = False
+    publisher.flush()
+    publisher.add(token(1))
+    publisher.flush()
+    publisher.add(token(2))
+    publisher.flush()
+    assert hand.headers == [many[:MOST_HEADERS], many[MOST_HEADERS:], []]
 
 
 async def test_scores_grow_with_their_tokens(hand: Hand, publisher: Publisher) -> None:

@@ -12,7 +12,7 @@ from schemas.topics import ADAPTERS, CACHE_EVENTS, CUSTOMERS, TOKENS, USAGE
 from streams.bus.admin import ensure_topics
 from streams.bus.errors import BusUnavailable, NotWritten
 from streams.bus.producer import MAX_BATCH_BYTES
-from streams.bus.reader import Reader
+from streams.bus.reader import Reader, Record
 from streams.bus.settings import KafkaSettings
 from streams.bus.writer import Writer, Written
 from tests.streams.bus.samples import batch
@@ -183,3 +183,18 @@ async def test_what_must_not_be_written_yet_stays_in_the_queue(settings: KafkaSe
     never = writer.send_nowait(TOKENS, batch(3), partition=1)
     await writer.stop(flush_s=0.3)
     assert isinstance(never.exception(), NotWritten)
+
+
+@pytest.mark.real
+async def test_headers_come_with_their_record(settings: KafkaSettings) -> None:
+    await ensure_topics(settings)
+    headers = [("traceparent", b"a"), ("traceparent", b"b"), ("empty", b"")]
+    async with Writer(settings, "test") as writer, Reader(settings, {TOKENS: {0: "end"}}, "test") as reader:
+        await writer.send(TOKENS, batch(1), partition=0, headers=headers)
+        await writer.send(TOKENS, batch(2), partition=0)
+        records: list[Record] = []
+        while len(records) < 2:
+            records += await reader.poll()
+        with pytest.raises(ValueError, match="bytes"):
+            writer.send_nowait(TOKENS, batch(3), partition=0, headers=[("h", b"x" * 1_000_000)])
+    assert [list(record.headers) for record in records] == [headers, []]

@@ -73,11 +73,17 @@ class Rig:
         asyncio.run(write())
 
     def gateway(
-        self, port: int, internal_port: int, place: int = 0, limit_s: float = 120, env: Mapping[str, str] = NOTHING
+        self,
+        port: int,
+        internal_port: int,
+        place: int = 0,
+        limit_s: float = 120,
+        env: Mapping[str, str] = NOTHING,
+        module: str = "gateway",
     ) -> "Door":
         child = self._start(
             f"gateway-{place}",
-            "gateway",
+            module,
             {
                 "GATEWAY_PLACE": str(place),
                 "GATEWAY_PORT": str(port),

@@ -255,6 +255,7 @@ class Gateway:
         """What Prometheus reads from the parts."""
         metrics, tables, replies, finishes = self.metrics, self.tables, self.replies, self.finishes
         metrics.gauge("open_requests", "Requests that are open.", lambda: len(self.switchboard))
+        metrics.gauge("reserved_tokens", "That open requests may still need.", lambda: self.rates.reserved)
         metrics.gauge("ready", "1 if chats are taken.", lambda: float(self.readiness.why_not() is None))
         metrics.gauge("live_replicas", "Replicas that take work.", lambda: len(self.fleet.candidates(tables.clock.now)))
         metrics.gauge("quarantined_adapters", "Adapters that nobody is served by.", self.catalogue.quarantined)

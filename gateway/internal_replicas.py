@@ -162,6 +162,7 @@ def _state(holder: Holder[ReplicaBeat], now: float) -> dict[str, Any]:
         "bytes": {tier: used for tier, (used, _) in held.items()},
         "limit_bytes": {tier: limit for tier, (_, limit) in held.items() if limit},
         "slot_leases": tiers.slot_leases,
+        "kv_blocks": tiers.kv_blocks,
         "file_leases": tiers.file_leases,
         "loads_on_their_way": tiers.loads,
         "owned_and_missing": tiers.missing,

@@ -47,9 +47,13 @@ class Standing:
 
 
 class Rates:
-    """`taken` is what was taken here and not told to the other gateways yet: customer -> (requests, tokens)."""
+    """`taken` is what was taken here and not told to the other gateways yet: customer -> (requests, tokens).
+
+    `reserved`: the tokens that open requests have paid for in advance, of customers with limits and without.
+    """
 
     def __init__(self) -> None:
+        self.reserved = 0
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._requests: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
@@ -73,6 +77,7 @@ class Rates:
         if buckets:
             self._requests[name] += 1
             self._tokens[name] += tokens
+        self.reserved += tokens
         return Reservation(self, customer, tokens)
 
     def give_back(self, customer: Customer, tokens: int, now: float) -> None:
@@ -127,4 +132,5 @@ class Reservation:
         self._rates, self._customer, self._tokens = rates, customer, tokens
 
     def settle(self, used: int, now: float) -> None:
+        self._rates.reserved -= self._tokens
         self._rates.give_back(self._customer, self._tokens - used, now)

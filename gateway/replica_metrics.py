@@ -27,6 +27,7 @@ class ReplicaMetrics:
             families["loads_per_min"].add_metric([place], residency.loads_per_min)
             families["evictions_per_min"].add_metric([place], residency.evictions_per_min)
             families["slot_leases"].add_metric([place], tiers.slot_leases)
+            families["kv_blocks"].add_metric([place], tiers.kv_blocks)
             families["failed_loads"].add_metric([place], len(beat.failed_loads))
             families["lease_incidents"].add_metric([place], tiers.incidents)
         yield from families.values()
@@ -44,6 +45,7 @@ class ReplicaMetrics:
                 ("loads_per_min", "Adapters loaded into slots in the last minute.", []),
                 ("evictions_per_min", "Adapters evicted from slots in the last minute.", []),
                 ("slot_leases", "Sequences that run with an adapter.", []),
+                ("kv_blocks", "Blocks of the KV cache that sequences hold.", []),
                 ("failed_loads", "Adapters whose last load failed, as far as they are remembered.", []),
                 ("lease_incidents", "Leases without a holder, or rows without a lease, since its start.", []),
             )

@@ -28,6 +28,7 @@ from replay import engine_bench_prefix as prefixes
 from replay import engine_bench_slots as crowds
 from replay import hop as hops
 from replay import kills as killing
+from replay import walkouts as leaving
 from replay.churn import churn as churning
 from replay.engine_bench_rig import REQUESTS
 from replay.engine_bench_table import plain_table, progress_bar
@@ -108,7 +109,20 @@ def churn(wants_json: bool, replicas: int, requests: int, adapters: int, slots: 
     """
     plan = churning.Plan(requests, adapters, max(2, adapters // 2), seed=seed)
     result = asyncio.run(_churn(replicas, slots, plan))
-    _show([result], wants_json, _churn_table)
+    _show([result], wants_json, _facts_table)
+    sys.exit(0 if result.held else 1)
+
+
+@main.command()
+@with_json
+@with_replicas
+@click.option("--clients", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--adapters", type=click.IntRange(1), default=24, show_default=True, help="Over eight slots.")
+@click.option("--seed", type=int, default=0, show_default=True)
+def walkouts(wants_json: bool, replicas: int, clients: int, adapters: int, seed: int) -> None:
+    """Clients that vanish in queue, load, prefill and decode: what of theirs is left. Fails if anything is."""
+    result = asyncio.run(_walkouts(replicas, clients, adapters, seed))
+    _show([result], wants_json, _facts_table)
     sys.exit(0 if result.held else 1)
 
 
@@ -238,9 +252,20 @@ async def _company(replicas: int, adapters: int, tokens: int) -> companies.Compa
         return await companies.measure(stage, adapters, tokens)
 
 
-async def _churn(replicas: int, slots: int, plan: churning.Plan) -> churning.Churn:
-    # Tiers so small that adapters chase each other through all of them.
+def _small_tiers(slots: int) -> None:
+    """For stacks that start from now on: adapters chase each other through all tiers."""
     os.environ |= {"WORKER_SLOTS": f"{slots}", "WORKER_RAM_BYTES": f"{96 << 20}", "WORKER_DISK_BYTES": f"{192 << 20}"}
+
+
+async def _walkouts(replicas: int, clients: int, adapters: int, seed: int) -> leaving.Walkouts:
+    _small_tiers(8)
+    async with _stage(replicas) as stage:
+        with STDERR.status("walkouts") as status:
+            return await leaving.measure(stage, clients, adapters, seed, status.update)
+
+
+async def _churn(replicas: int, slots: int, plan: churning.Plan) -> churning.Churn:
+    _small_tiers(slots)
     with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder, STDERR.status("starting") as status:
         options = StackOptions(Path(folder), replicas, gateways=2)
         async with running(options, Progress(STDERR)) as stack:
@@ -304,10 +329,10 @@ def _kills_table(results: list[killing.Kills]) -> Table:
     return table
 
 
-def _churn_table(results: list[churning.Churn]) -> Table:
+def _facts_table(results: list[msgspec.Struct]) -> Table:
     (result,) = results
     told = msgspec.to_builtins(result)
-    table = Table("", "seen", title=f"{result.requests} chats")
+    table = Table("", "seen")
     for name, value in told.items():
         text = ", ".join(f"{key}: {number}" for key, number in value.items()) if isinstance(value, dict) else value
         table.add_row(name.replace("_", " "), "\n".join(text) or "none" if isinstance(text, list) else str(text))

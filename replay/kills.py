@@ -141,17 +141,17 @@ async def healed(stage: Stage, name: str, restarts: int) -> float:
 
 async def _serves(stage: Stage, workers: int) -> bool:
     try:
-        return await _metric(stage, "ready") == 1 and await _metric(stage, "live_replicas") >= workers
+        return await metric(stage, "ready") == 1 and await metric(stage, "live_replicas") >= workers
     except (aiohttp.ClientError, OSError):
         return False
 
 
 async def redrives(stage: Stage) -> int:
     """As the gateway counts them, since its start."""
-    return int(await _metric(stage, "redrives_total"))
+    return int(await metric(stage, "redrives_total"))
 
 
-async def _metric(stage: Stage, name: str) -> float:
+async def metric(stage: Stage, name: str) -> float:
     async with aiohttp.ClientSession() as session, session.get(f"{stage.internal_url}/metrics") as answer:
         for line in (await answer.text()).splitlines():
             if line.startswith(f"lorafleet_gateway_{name} "):

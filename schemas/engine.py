@@ -169,11 +169,12 @@ class SlotFailed(msgspec.Struct, frozen=True, tag="failed"):
 class Leases(msgspec.Struct, frozen=True, tag="leases"):
     """Every few seconds, behind a Step and as of it. `held`: sequence -> the content that it has a lease on.
 
-    `running`: the sequences in the batch that run with an adapter.
+    `running`: the sequences in the batch that run with an adapter. `blocks`: KV blocks that sequences hold.
     """
 
     held: dict[int, str]
     running: list[int]
+    blocks: int = 0
 
 
 class Merged(msgspec.Struct, frozen=True, tag="merged"):

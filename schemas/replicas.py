@@ -44,9 +44,10 @@ class Residency(msgspec.Struct, frozen=True, omit_defaults=True):
 class TierReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the tiers hold and how they fare.
 
-    `slot_leases`: of sequences on slots; `file_leases`: of loads on files and images. `loads`: on their way. `missing`:
-    adapters that the replica owns and would pull into RAM. `thrashing`: the tiers in which loads chase evictions.
-    `incidents`: leases without a live holder, or rows without a lease, found since its start; `incident`: the last.
+    `slot_leases`: of sequences on slots; `kv_blocks`: of the KV cache, that sequences hold; `file_leases`: of loads on
+    files and images. `loads`: on their way. `missing`: adapters that the replica owns and would pull into RAM.
+    `thrashing`: the tiers in which loads chase evictions. `incidents`: leases without a live holder, or rows without a
+    lease, found since its start; `incident`: the last.
     """
 
     gpu_bytes: int = 0
@@ -61,6 +62,7 @@ class TierReport(msgspec.Struct, frozen=True, omit_defaults=True):
     thrashing: list[Tier] = []
     incidents: int = 0
     incident: str = ""
+    kv_blocks: int = 0
 
 
 class Answered(StrEnum):

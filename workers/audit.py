@@ -1,4 +1,4 @@
-"""Compares leases with what lives: every lease must have a live holder, every running sequence a lease. Pure.
+"""Compares leases with what lives: every lease and KV block must have a live holder, every sequence a lease. Pure.
 
 A difference is an incident: told once, counted, and kept to be seen, never mended, for a lease that is taken from
 somebody whom nobody knew of is how one customer's rows come to run with another's weights.
@@ -33,6 +33,8 @@ def of_slots(leases: Leases, attempts: Mapping[int, str]) -> Iterator[str]:
     for seq in leases.running:
         if seq not in leases.held:
             yield f"gpu: sequence {seq} runs without a lease"
+    if leases.blocks and not attempts:
+        yield f"gpu: {leases.blocks} KV blocks are held and nothing runs"
 
 
 class Incidents:

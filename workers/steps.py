@@ -43,7 +43,7 @@ async def follow(
                     ended(row)
                 publisher.flush()
             case Leases():
-                tiers.slot_leases = len(event.held)
+                tiers.slot_leases, tiers.kv_blocks = len(event.held), event.blocks
                 tiers.incidents.found(Tier.GPU, audit.of_slots(event, sequences.contents()))
             case Ready():
                 raise RuntimeError("the engine said Ready twice")

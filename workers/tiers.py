@@ -20,7 +20,7 @@ class Tiers:
 
     def __init__(self, loader: Loader, loading: Loading, pulls: Pulls, governor: Governor) -> None:
         self.incidents = audit.Incidents()
-        self.slot_leases = 0  # as of the engine's last word on them
+        self.slot_leases = self.kv_blocks = 0  # as of the engine's last word on them
         self._loader, self._loading, self._pulls, self._governor = loader, loading, pulls, governor
 
     async def audit(self) -> NoReturn:
@@ -43,6 +43,7 @@ class Tiers:
             disk_bytes=disk.used_bytes,
             disk_limit_bytes=disk.budget_bytes,
             slot_leases=self.slot_leases,
+            kv_blocks=self.kv_blocks,
             file_leases=sum(len(holders) for shelf in (disk, ram) for holders in shelf.leases().values()),
             loads=self._loader.on_their_way,
             missing=self._pulls.missing,

@@ -13,19 +13,21 @@ from workers.loader.folders import SHARED_MEMORY
 
 QUIET_WITHIN_S = 90.0
 BUSY = (
-    "running", "queue_depth", "tokens_in_flight", "slot_leases", "file_leases", "loads_on_their_way",
+    "running", "queue_depth", "tokens_in_flight", "slot_leases", "kv_blocks", "file_leases", "loads_on_their_way",
 )  # fmt: skip
 
 
 class Leaks(msgspec.Struct, frozen=True):
     """`rows` and `leases`: still there though nothing runs. `incidents`: differences that the replicas' audits found.
 
-    `slot_bytes`: counted as in slots once every adapter was unloaded; `file_bytes`: by how much the files of the disk
-    and RAM tiers differ from what is counted; `strays`: parts of files, and folders of dead lives in shared memory.
+    `blocks`: of the KV cache. `slot_bytes`: counted as in slots once every adapter was unloaded; `file_bytes`: by how
+    much the files of the disk and RAM tiers differ from what is counted; `strays`: parts of files, and folders of dead
+    lives in shared memory.
     """
 
     rows: int
     leases: int
+    blocks: int
     incidents: int
     slot_bytes: int
     file_bytes: int
@@ -53,6 +55,7 @@ async def look(stage: Stage, operator: Operator) -> Leaks:
     return Leaks(
         rows=sum(state["running"] + state["queue_depth"] for state in states),
         leases=sum(state["slot_leases"] + state["file_leases"] for state in states),
+        blocks=sum(state["kv_blocks"] for state in states),
         incidents=sum(state["lease_incidents"] for state in states),
         slot_bytes=sum(state["bytes"]["gpu"] for state in states),
         file_bytes=files,

@@ -22,6 +22,7 @@ def test_leases_that_all_live_are_no_incident() -> None:
         (Leases({7: "a"}, [7]), {7: ""}, "is to run with"),
         (Leases({7: "a"}, []), {7: "a"}, "sequence 7 holds a and does not run"),
         (Leases({}, [7]), {7: "a"}, "sequence 7 runs without a lease"),
+        (Leases({}, [], 3), {}, "3 KV blocks are held and nothing runs"),
     ],
 )
 def test_a_difference_between_leases_and_rows(leases: Leases, attempts: dict[int, str], says: str) -> None:

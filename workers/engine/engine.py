@@ -169,7 +169,7 @@ class Engine:
 
         if self._said - self._audited >= AUDIT_S:
             self._audited = self._said
-            self._emit(Leases(self._slots.leases(), scheduler.adapted()))
+            self._emit(Leases(self._slots.leases(), scheduler.adapted(), scheduler.blocks_in_use))
 
     def _end(self, finished: SequenceFinished | None) -> None:
         if finished is not None:

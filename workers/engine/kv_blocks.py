@@ -54,6 +54,11 @@ class KvBlocks:
         return len(self._empty) + len(self._cached)
 
     @property
+    def in_use(self) -> int:
+        """Blocks that sequences hold."""
+        return self.total - self.free
+
+    @property
     def cached(self) -> int:
         """Blocks that nobody holds and that a sequence may take over."""
         return len(self._cached)

@@ -93,6 +93,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def blocks_in_use(self) -> int:
+        """KV blocks that sequences hold."""
+        return self._blocks.in_use
+
+    @property
     def free_blocks(self) -> int:
         """KV blocks that may be taken; those that hold known prefixes count."""
         return self._blocks.free

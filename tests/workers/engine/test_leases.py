@@ -31,10 +31,10 @@ def last(engine: InProcess) -> Leases:
 
 
 def test_leases_are_those_of_the_rows(engine: InProcess) -> None:
-    assert last(engine) == Leases({1: content_id("a"), 2: content_id("b")}, [1, 2])
+    assert last(engine) == Leases({1: content_id("a"), 2: content_id("b")}, [1, 2], 3)
     engine.say(CancelSequence(1, FinishReason.CANCELLED))
     engine.engine.step()
-    assert last(engine) == Leases({2: content_id("b")}, [2])
+    assert last(engine) == Leases({2: content_id("b")}, [2], 2)
     assert not list(of_slots(last(engine), {seq: ATTEMPTS[seq] for seq in (2, 3)}))
     engine.run()
     assert last(engine) == Leases({}, [])

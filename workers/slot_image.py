@@ -14,11 +14,12 @@ half image under its real name. A reader checks header and size first, and never
 cut, or a hole in it while shared memory is full, would end the process with SIGBUS, and every sequence with it.
 """
 
+import contextlib
 import os
 import stat
 import struct
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from streams.adapters.shape import MATRICES, ModelShape
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+Stored = npt.NDArray[np.generic]  # of a precision: float32, float16, or the upper halves of float32
 
 HEADER_BYTES = 4096
 _HEADER = struct.Struct("<8sII32sQ")  # magic, version, slot rank, content id, payload bytes
@@ -158,24 +160,56 @@ def write_image(
         precision = next(each for each in _NARROWEST_FIRST if _exact(tensors, each))
     elif not _exact(tensors, precision):
         raise ImageError(f"there are values that {precision.name} does not keep")
-    scale, ranks = np.zeros((2, len(MATRICES), shape.layers), np.float32)
+    narrowed = _NARROWED[precision]
+    with new_image(path, shape, max_rank, content_id, precision) as image:
+        for (layer, matrix), (a, b, factor) in tensors.items():
+            image.put(layer, matrix, narrowed(a), narrowed(b), factor)
+
+
+class NewImage:
+    """An image on its way: what is put into it stands there in the precision that it was opened with."""
+
+    def __init__(self, descriptor: int, plan: Layout, precision: Precision) -> None:
+        self._descriptor, self._plan, self._precision = descriptor, plan, precision
+        self._scale, self._ranks = np.zeros((2, len(MATRICES), plan.layers), np.float32)
+
+    def put(self, layer: int, matrix: str, a: Stored, b: Stored, factor: float) -> None:
+        """One matrix: A [r', k], B [d, r'] and scale. Raises ImageError for a tensor that does not fit."""
+        plan, width = self._plan, self._precision.bytes
+        _checked(plan, layer, matrix, a, b, factor, _STORED[self._precision])
+        span, rank = plan.spans[matrix], a.shape[0]
+        for at, values in (
+            (span.a + layer * plan.rank * span.k, a),
+            (span.b + layer * plan.rank * span.d, np.ascontiguousarray(b.T)),
+        ):
+            _write_at(self._descriptor, plan.values * _FLOAT_BYTES + at * width, values)
+        used = rank if factor else 0
+        self._scale[MATRICES.index(matrix), layer] = factor if used else 0.0
+        self._ranks[MATRICES.index(matrix), layer] = used
+
+    def end(self) -> None:
+        """What stands before the values."""
+        plan = self._plan
+        for at, floats in ((0, np.array(self._precision)), (plan.scale, self._scale), (plan.ranks, self._ranks)):
+            _write_at(self._descriptor, at * _FLOAT_BYTES, floats.astype("<f4"))
+
+
+@contextlib.contextmanager
+def new_image(
+    path: Path, shape: ModelShape, max_rank: int, content_id: str, precision: Precision
+) -> Iterator[NewImage]:
+    """The image at `path`, there from the end of the context on; an error in it leaves no file."""
+    plan = layout(shape, max_rank)
     header = _HEADER.pack(_MAGIC, _VERSION, max_rank, _raw_id(content_id), plan.bytes(precision))
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", buffering=0) as file:
             # Shared memory keeps what is never written as free zeros: only what the adapter has is written.
             file.truncate(HEADER_BYTES + plan.bytes(precision))
             file.write(header)
-            for (layer, matrix), (a, b, factor) in tensors.items():
-                span, rank = plan.spans[matrix], a.shape[0]
-                for at, values in ((span.a + layer * max_rank * span.k, a), (span.b + layer * max_rank * span.d, b.T)):
-                    where = plan.values * _FLOAT_BYTES + at * precision.bytes
-                    _write_at(file.fileno(), where, _NARROWED[precision](values))
-                used = rank if factor else 0
-                scale[MATRICES.index(matrix), layer] = factor if used else 0.0
-                ranks[MATRICES.index(matrix), layer] = used
-            for at, floats in ((0, np.array(precision)), (plan.scale, scale), (plan.ranks, ranks)):
-                _write_at(file.fileno(), at * _FLOAT_BYTES, floats.astype("<f4"))
+            image = NewImage(file.fileno(), plan, precision)
+            yield image
+            image.end()
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -323,13 +357,13 @@ def _raw_id(content_id: str) -> bytes:
     return raw
 
 
-def _checked(plan: Layout, layer: int, matrix: str, a: Floats, b: Floats, factor: float) -> None:
+def _checked(plan: Layout, layer: int, matrix: str, a: Stored, b: Stored, factor: float, dtype: str = "<f4") -> None:
     where = f"layer {layer} matrix {matrix!r}"
     if matrix not in plan.spans or not 0 <= layer < plan.layers:
         raise ImageError(f"{where}: the model has no such matrix")
     span = plan.spans[matrix]
-    if a.dtype != np.float32 or b.dtype != np.float32:
-        raise ImageError(f"{where}: A is {a.dtype} and B {b.dtype}, expected float32")
+    if a.dtype != dtype or b.dtype != dtype:
+        raise ImageError(f"{where}: A is {a.dtype} and B {b.dtype}, expected {np.dtype(dtype)}")
     rank = a.shape[0]
     if a.shape != (rank, span.k) or b.shape != (span.d, rank) or rank > plan.rank:
         raise ImageError(f"{where}: A {a.shape} B {b.shape} do not fit [r, {span.k}] [{span.d}, r], r <= {plan.rank}")
@@ -346,6 +380,7 @@ def _half(values: Floats) -> npt.NDArray[np.float16]:
         return np.ascontiguousarray(values, "<f4").astype("<f2")
 
 
+_STORED = {Precision.F32: "<f4", Precision.BF16: "<u2", Precision.F16: "<f2"}
 _NARROWEST_FIRST = (Precision.BF16, Precision.F16, Precision.F32)
 _NARROWED: dict[Precision, Callable[[Floats], npt.NDArray[np.generic]]] = {
     Precision.F32: lambda values: np.ascontiguousarray(values, "<f4"),

@@ -5,20 +5,29 @@ value, the data starting on a page. The metadata carries the format's version, t
 matrix's scale. A file cut short by a crash does not read: its content id differs.
 """
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from streams.adapters.content import content_id
-from streams.adapters.delta import Array, Delta, Pair, Place, ordered
+from streams.adapters.delta import Array, Delta, Place, ordered
 from streams.adapters.shape import MATRICES, ModelShape
-from streams.adapters.tensors import BadFile, Header, read_header, read_tensor
+from streams.adapters.tensors import BadFile, Header, read_header
 
 FORMAT = "lorafleet-adapter-1"
 _PAGE = 4096
+_RAW = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+_AHEAD = 4  # matrices that may wait for their sum
+
+Raw = npt.NDArray[np.generic]
 
 
 def write_canonical(path: Path, delta: Delta, base_hash: str) -> str:
@@ -53,30 +62,41 @@ def write_canonical(path: Path, delta: Delta, base_hash: str) -> str:
     return identity
 
 
-def read_canonical(path: Path, identity: str, base_hash: str, shape: ModelShape) -> Delta:
-    """The adapter in the file, its content id computed anew over every value. Raises BadFile.
+class Stored(NamedTuple):
+    """A [r, k] and B [d, r] of one matrix as the file has them (BF16: the upper halves of float32), and their scale."""
 
-    path: a file of this machine; identity: the content id its record names; base_hash: that of the base served here.
+    a: Raw
+    b: Raw
+    scale: float
+
+
+def read_canonical(
+    path: Path, identity: str, checksum: str, base_hash: str, shape: ModelShape
+) -> Generator[tuple[Place, Stored]]:
+    """Each matrix of the adapter, in the file's own order. Raises OSError if it does not open, and BadFile, at the
+    latest at the end, where it is known whether the sha256 is `checksum`: until then nothing of it can be relied on.
+
+    path: a file of this machine; identity and checksum: those of its record; base_hash: that of the base served here.
+    What is given is overwritten some steps later. The sum is computed beside whoever uses the values, in a thread.
     """
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "checksum") as beside:
         header = _header(file, identity, base_hash)
-        told = header.metadata
-        delta: dict[Place, Pair] = {}
-        for place, scale in _scales(told.get("scales", "")).items():
-            halves = [header.entries.get(f"layers.{place[0]}.{place[1]}.{half}") for half in "AB"]
-            k, d = shape.matrices()[place[1]]
-            a, b = halves
-            if a is None or b is None or not 0 <= place[0] < shape.layers:
-                raise BadFile(f"layer {place[0]} {place[1]} is not whole, or not in the base")
-            if len(a.shape) != 2 or a.shape[1] != k or b.shape != (d, a.shape[0]):
-                raise BadFile(f"layer {place[0]} {place[1]} has shapes {a.shape} and {b.shape}, not of this base")
-            delta[place] = Pair(read_tensor(file, a), read_tensor(file, b), scale)
-        if len(header.entries) != 2 * len(delta):
-            raise BadFile("it has tensors without a scale")
-    found = content_id(delta, base_hash)
-    if found != identity:
-        raise BadFile(f"its values have the content id {found}; {identity} is needed")
-    return delta
+        spans = list(_spans(header, shape))
+        digest = hashlib.sha256(header.raw)
+        buffers = [bytearray(max(span.size for span in spans)) for _ in range(min(_AHEAD, len(spans)))]
+        summing: deque[Future[None]] = deque()
+        for number, span in enumerate(spans):
+            if len(summing) == len(buffers):
+                summing.popleft().result()
+            memory = memoryview(buffers[number % len(buffers)])[: span.size]
+            _fill(file, memory)
+            summing.append(beside.submit(digest.update, memory))
+            a, b = (np.frombuffer(half, span.dtype) for half in (memory[: span.cut], memory[span.cut :]))
+            yield span.place, Stored(a.reshape(span.a), b.reshape(span.b), span.scale)
+        for one in summing:
+            one.result()
+        if (found := digest.hexdigest()) != checksum:
+            raise BadFile(f"its sha256 is {found}; {checksum} is needed")
 
 
 def check_header(path: Path, identity: str, base_hash: str) -> None:
@@ -107,6 +127,50 @@ def _header(file: BinaryIO, identity: str, base_hash: str) -> Header:
         if header.metadata.get(field) != expected:
             raise BadFile(f"its {field} is {header.metadata.get(field)!r}; {expected!r} is needed")
     return header
+
+
+class _Span(NamedTuple):
+    """The bytes of one matrix, which follow on those of the one before it. `cut`: where B begins."""
+
+    place: Place
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    scale: float
+    dtype: str
+    cut: int
+    size: int
+
+
+def _spans(header: Header, shape: ModelShape) -> Iterator[_Span]:
+    """What the file's header promises, checked against the base. Raises BadFile."""
+    scales, entries = _scales(header.metadata.get("scales", "")), header.entries
+    dtypes = {entry.dtype for entry in entries.values()}
+    if not scales or len(dtypes) != 1 or len(entries) != 2 * len(scales):
+        raise BadFile("it has no tensors, tensors of several dtypes, or some without a scale")
+    at, sizes = len(header.raw), shape.matrices()
+    for (layer, matrix), scale in ((place, scales[place]) for place in ordered(scales)):
+        a, b = (entries.get(f"layers.{layer}.{matrix}.{half}") for half in "AB")
+        k, d = sizes[matrix]
+        if a is None or b is None or not 0 <= layer < shape.layers:
+            raise BadFile(f"layer {layer} {matrix} is not whole, or not in the base")
+        if len(a.shape) != 2 or a.shape[1] != k or b.shape != (d, a.shape[0]):
+            raise BadFile(f"layer {layer} {matrix} has shapes {a.shape} and {b.shape}, not of this base")
+        if (a.start, b.start) != (at, a.end):
+            raise BadFile(f"layer {layer} {matrix} is not where it belongs")
+        yield _Span((layer, matrix), a.shape, b.shape, scale, _RAW[a.dtype], a.end - a.start, b.end - a.start)
+        at = b.end
+
+
+def _fill(file: RawIOBase, memory: memoryview) -> None:
+    """The file's next bytes. Raises BadFile when it has shrunk or the disk fails."""
+    while memory:
+        try:
+            count = file.readinto(memory)
+        except OSError as error:
+            raise BadFile(f"it cannot be read: {error.strerror}") from None
+        if not count:
+            raise BadFile("truncated while it was read")
+        memory = memory[count:]
 
 
 def _scales(text: str) -> dict[Place, float]:

@@ -44,21 +44,26 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
+    """`raw`: the bytes that it was read from, the file's first."""
+
     entries: dict[str, Entry]
     metadata: dict[str, str]
+    raw: bytes
 
 
 def read_header(file: BinaryIO) -> Header:
     """The header of an open file. Every byte behind it belongs to exactly one tensor. Raises BadFile."""
     size = file.seek(0, 2)
     file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
     if size < 8 or length > size - 8:
         raise BadFile(f"truncated: the header of {length} bytes does not fit in {size} bytes")
     if length > HEADER_BYTES_LIMIT:
         raise BadFile(f"the header has {length} bytes; at most {HEADER_BYTES_LIMIT} are accepted")
+    text = file.read(length)
     try:
-        raw = json.loads(file.read(length), object_pairs_hook=_once)
+        raw = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise BadFile(f"the header is no JSON: {clip(str(error))}") from None
     if not isinstance(raw, dict):
@@ -80,7 +85,7 @@ def read_header(file: BinaryIO) -> Header:
     if at != size:
         what = "truncated" if at > size else "bytes behind the last tensor"
         raise BadFile(f"{what}: the tensors end at byte {at}, the file at {size}")
-    return Header(entries, metadata)
+    return Header(entries, metadata, prefix + text)
 
 
 def read_tensor(file: BinaryIO, entry: Entry) -> Array:

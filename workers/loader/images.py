@@ -1,10 +1,12 @@
-"""From the disk tier into shared memory: an image in slot layout, made from a file of which every value was checked.
+"""From the disk tier into shared memory: an image in slot layout, made from a file of which every byte was checked.
 
-The content id is computed anew over all the file's values, whether it just came or was left by an earlier life, and is
-made for the base that is served here: so neither a bad disk nor a swapped file gets into a slot. A crash leaves images
-that the next life removes.
+In one pass, whether the file just came or was left by an earlier life, its sha256 is compared with its record's, and
+its header with the record's content id and the base that is served here: neither a bad disk nor a swapped file gets
+into a slot. The values go over as they are stored. A crash leaves images that the next life removes.
 """
 
+import contextlib
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +19,7 @@ from streams.adapters.tensors import BadFile
 from workers.loader.errand import Errand
 from workers.loader.level import Level
 from workers.loader.threads import in_thread
-from workers.slot_image import Precision, image_bytes, slot_rank, write_image
+from workers.slot_image import Precision, image_bytes, new_image, slot_rank
 
 AT_ONCE = 2
 
@@ -69,15 +71,20 @@ class Images:
                 raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
 
         def lay_out() -> None:
-            try:
-                os.utime(source)  # so that the next life knows what was used last
-                delta = read_canonical(source, content_id, base.hash, base.shape)
-            except OSError as error:
-                raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
-            try:
-                write_image(target, base.shape, rank, content_id, delta, precision)
-            except OSError as error:
-                raise OSError(error.errno, f"shared memory: {error.strerror}") from error
+            with contextlib.closing(
+                read_canonical(source, content_id, record.checksum, base.hash, base.shape)
+            ) as matrices:
+                try:
+                    os.utime(source)  # so that the next life knows what was used last
+                    first = next(matrices)
+                except OSError as error:
+                    raise BadFile(f"it cannot be read from the disk: {error.strerror}") from None
+                try:
+                    with new_image(target, base.shape, rank, content_id, precision) as image:
+                        for (layer, matrix), (a, b, scale) in itertools.chain([first], matrices):
+                            image.put(layer, matrix, a, b, scale)
+                except OSError as error:
+                    raise OSError(error.errno, f"shared memory: {error.strerror}") from error
 
         self._disk.shelf.lease(content_id, holder, use=errand.urgent)
         try:

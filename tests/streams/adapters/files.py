@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
+from streams.adapters.canonical import read_canonical
+from streams.adapters.content import content_id
+from streams.adapters.delta import Pair, Place
 from streams.adapters.shape import MATRICES, ModelShape
 
 TINY = ModelShape(layers=3, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=8, vocab=64, context=128)
@@ -66,3 +69,20 @@ def with_header(data: bytes, changed: dict[str, Any]) -> bytes:
     length = int.from_bytes(data[:8], "little")
     raw = json.dumps(changed).encode()
     return len(raw).to_bytes(8, "little") + raw + data[8 + length :]
+
+
+def read_back(path: Path, identity: str, base_hash: str, checksum: str = "") -> dict[Place, Pair]:
+    """The canonical file's values in float32, once it is read to its end. `checksum`: of what it is by default."""
+    checksum = checksum or hashlib.sha256(path.read_bytes()).hexdigest()
+    found = {
+        place: Pair(_widened(stored.a.copy()), _widened(stored.b.copy()), stored.scale)
+        for place, stored in read_canonical(path, identity, checksum, base_hash, TINY)
+    }
+    assert content_id(found, base_hash) == identity
+    return found
+
+
+def _widened(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)

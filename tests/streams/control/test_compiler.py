@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from streams.adapters.canonical import read_canonical
 from streams.adapters.locations import parse_location
 from streams.adapters.refusals import Refusals
 from streams.adapters.sources import Sources
 from streams.adapters.store import S3Settings, Unavailable, open_store
 from streams.control.compiler import Base, Compiler
-from tests.streams.adapters.files import BASE_HASH, TINY, config, tensors, write
+from tests.streams.adapters.files import BASE_HASH, TINY, config, read_back, tensors, write
 from tests.streams.control.bad_adapters import COMMANDS, FILES, HONEST, MODULES, Place, answers
 
 Q0 = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -37,7 +36,7 @@ def test_an_honest_adapter_becomes_one_canonical_file(place: Place) -> None:
     assert found.weights_uri == f"file://{stored}"
     assert stored.stat().st_size == found.size_bytes
     assert hashlib.sha256(stored.read_bytes()).hexdigest() == found.checksum
-    delta = read_canonical(stored, found.content_id, BASE_HASH, TINY)
+    delta = read_back(stored, found.content_id, BASE_HASH)
     weights = tensors()
     name = "base_model.model.model.layers.1.mlp.up_proj"
     np.testing.assert_array_equal(delta[1, "up"].a, weights[f"{name}.lora_A.weight"])

@@ -17,10 +17,9 @@ from infra.local.store import Store
 from schemas.adapters import RetireAdapter, RollbackAlias, SetAlias
 from schemas.reasons import AdapterStatus
 from schemas.topics import ADAPTER_COMMANDS
-from streams.adapters.canonical import read_canonical
 from tests.gateway.rig import until
 from tests.stack import Stack, started, wait_until
-from tests.streams.adapters.files import TINY, config, tensors, write
+from tests.streams.adapters.files import config, read_back, tensors, write
 from tests.streams.control.process import Fleet
 
 pytestmark = pytest.mark.real
@@ -42,7 +41,7 @@ async def test_the_life_of_an_adapter(fleet: Fleet) -> None:
     assert row is not None
     assert row.content_id == one.content_id
     stored = Path(row.weights_uri.removeprefix("file://"))
-    assert len(read_canonical(stored, row.content_id, fleet.base_hash, TINY)) == 21
+    assert len(read_back(stored, row.content_id, fleet.base_hash)) == 21
 
     again = await fleet.ask(fleet.upload("again"))
     assert (again.status, again.content_id) == (200, one.content_id)

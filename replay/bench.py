@@ -21,6 +21,8 @@ from infra.local.model import packaged_model
 from infra.options import StackOptions
 from infra.progress import Progress
 from infra.supervisor import running
+from replay import adapter_bench as loads
+from replay import adapter_bench_tiers as tiers
 from replay import company as companies
 from replay import engine_bench as engines
 from replay import engine_bench_equal as equality
@@ -29,12 +31,14 @@ from replay import engine_bench_slots as crowds
 from replay import hop as hops
 from replay import kills as killing
 from replay import walkouts as leaving
+from replay.adapter_bench_table import tables as show_adapters
 from replay.churn import churn as churning
 from replay.engine_bench_rig import REQUESTS
 from replay.engine_bench_table import plain_table, progress_bar
 from replay.engine_bench_table import tables as show_engine
 from replay.stage import Stage
 from replay.streams import PROMPTS, Script
+from streams.adapters.shape import ModelShape
 
 STDERR = Console(stderr=True)
 
@@ -128,6 +132,22 @@ def walkouts(wants_json: bool, replicas: int, clients: int, adapters: int, seed:
 
 @main.command()
 @with_json
+@click.option("--registered", type=click.IntRange(1), default=5000, show_default=True, help="Small adapters.")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Of each step.")
+@click.option("--turns", type=click.IntRange(1), default=6, show_default=True, help="Of decoding.")
+@click.option("--tokens", type=click.IntRange(16), default=96, show_default=True, help="Output tokens of a stream.")
+@click.option("--restarts", type=click.IntRange(1), default=2, show_default=True, help="Of each part.")
+def adapters(wants_json: bool, registered: int, rounds: int, turns: int, tokens: int, restarts: int) -> None:
+    """What adapters cost: loads beside plain copies, first tokens by tier, decode meanwhile, thousands registered.
+
+    A short look: --registered 100 --rounds 2 --turns 1 --tokens 32 --restarts 1.
+    """
+    plan = loads.Plan(registered, rounds, turns, tokens, restarts)
+    _show([asyncio.run(_adapters(plan))], wants_json, show_adapters)
+
+
+@main.command()
+@with_json
 @click.option("--adapters", default="0,1,8,32", show_default=True, help="Different ones in the batch, a row for each.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each row.")
 @click.option("--pairs", type=click.IntRange(0), default=200, show_default=True, help="Alternating steps of each kind.")
@@ -191,6 +211,13 @@ async def _stage(replicas: int, engine: str = "torch") -> AsyncIterator[Stage]:
         options = StackOptions(Path(folder), replicas)
         async with running(options, Progress(STDERR)) as stack:
             yield Stage.of(options.home, stack)
+
+
+async def _adapters(plan: loads.Plan) -> loads.Result:
+    os.environ.update(tiers.budgets(ModelShape.of(packaged_model())))
+    async with _stage(1) as stage:
+        with progress_bar(STDERR) as begins:
+            return await loads.measure(stage, plan, begins)
 
 
 async def _hop(rates: list[float], seconds: float) -> list[hops.Hop]:

@@ -44,9 +44,17 @@ class Operator:
 
     async def make_key(self, customer: str, role: Role, expires_in_s: int) -> dict[str, Any]:
         """Likewise; the key as it was made, the secret in `key` among the rest."""
+        path = await self._put_customer(customer)
+        return await self._call("POST", f"{path}/keys", {"role": role, "expires_in_s": expires_in_s})
+
+    async def add_customer(self, customer: str) -> None:
+        """Makes the customer if need be, without a key."""
+        await self._put_customer(customer)
+
+    async def _put_customer(self, customer: str) -> str:
         path = f"/internal/customers/{quote(customer, safe='')}"
         await self._call("PUT", path, {})
-        return await self._call("POST", f"{path}/keys", {"role": role, "expires_in_s": expires_in_s})
+        return path
 
     async def revoke(self, customer: str, hint: str) -> None:
         await self._call("DELETE", f"/internal/customers/{quote(customer, safe='')}/keys/{quote(hint, safe='')}")
@@ -72,9 +80,16 @@ class Operator:
         """Returns when no gateway serves it any more. `key`: in whose name, as history tells it."""
         await self._call("POST", f"/internal/adapters/{quote(adapter_id, safe='')}/quarantine", {"why": why}, key)
 
+    async def load(self, replica: int, adapter_id: str, wait_s: int) -> None:
+        """Returns when the adapter is in a slot there."""
+        path = f"/internal/replicas/{replica}/adapters/{quote(adapter_id, safe='')}/load"
+        if not (await self._call("POST", f"{path}?wait={wait_s}"))["done"]:
+            raise OperatorError(f"{adapter_id} was not in a slot within {wait_s} s", 202)
+
     async def unload(self, replica: int, adapter_id: str) -> None:
-        """Out of its slot; refused (409) while it is in use."""
-        await self._call("POST", f"/internal/replicas/{replica}/adapters/{quote(adapter_id, safe='')}/unload")
+        """Returns when the adapter is in no slot there any more, after what runs with it."""
+        path = f"/internal/replicas/{replica}/adapters/{quote(adapter_id, safe='')}/unload"
+        await self._call("POST", f"{path}?drain=true")
 
     async def drain(self, replica: int, key: str) -> None:
         """Returns when the replica was told; its state shows that it takes nothing new. `key`: likewise."""

@@ -8,7 +8,7 @@ matrix's scale. A file cut short by a crash does not read: its content id differ
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import RawIOBase
 from pathlib import Path
@@ -25,7 +25,7 @@ from streams.adapters.tensors import BadFile, Header, read_header
 FORMAT = "lorafleet-adapter-1"
 _PAGE = 4096
 _RAW = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
-_AHEAD = 4  # matrices that may wait for their sum
+_BLOCK_BYTES, _AHEAD = 1 << 20, 4  # what is read at a time, and how many of those may wait for their sum
 
 Raw = npt.NDArray[np.generic]
 
@@ -81,18 +81,20 @@ def read_canonical(
     """
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "checksum") as beside:
         header = _header(file, identity, base_hash)
-        spans = list(_spans(header, shape))
+        blocks = list(_blocks(_spans(header, shape)))
         digest = hashlib.sha256(header.raw)
-        buffers = [bytearray(max(span.size for span in spans)) for _ in range(min(_AHEAD, len(spans)))]
+        buffers = [bytearray(max(_size(block) for block in blocks)) for _ in range(min(_AHEAD, len(blocks)))]
         summing: deque[Future[None]] = deque()
-        for number, span in enumerate(spans):
+        for number, block in enumerate(blocks):
             if len(summing) == len(buffers):
                 summing.popleft().result()
-            memory = memoryview(buffers[number % len(buffers)])[: span.size]
+            memory = memoryview(buffers[number % len(buffers)])[: _size(block)]
             _fill(file, memory)
             summing.append(beside.submit(digest.update, memory))
-            a, b = (np.frombuffer(half, span.dtype) for half in (memory[: span.cut], memory[span.cut :]))
-            yield span.place, Stored(a.reshape(span.a), b.reshape(span.b), span.scale)
+            for span in block:
+                a, b, memory = memory[: span.cut], memory[span.cut : span.size], memory[span.size :]
+                of_a, of_b = np.frombuffer(a, span.dtype), np.frombuffer(b, span.dtype)
+                yield span.place, Stored(of_a.reshape(span.a), of_b.reshape(span.b), span.scale)
         for one in summing:
             one.result()
         if (found := digest.hexdigest()) != checksum:
@@ -159,6 +161,22 @@ def _spans(header: Header, shape: ModelShape) -> Iterator[_Span]:
             raise BadFile(f"layer {layer} {matrix} is not where it belongs")
         yield _Span((layer, matrix), a.shape, b.shape, scale, _RAW[a.dtype], a.end - a.start, b.end - a.start)
         at = b.end
+
+
+def _blocks(spans: Iterable[_Span]) -> Iterator[list[_Span]]:
+    """Of at least _BLOCK_BYTES each but the last: a thread that is handed less is handed it too often."""
+    block: list[_Span] = []
+    for span in spans:
+        block.append(span)
+        if _size(block) >= _BLOCK_BYTES:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _size(block: list[_Span]) -> int:
+    return sum(span.size for span in block)
 
 
 def _fill(file: RawIOBase, memory: memoryview) -> None:

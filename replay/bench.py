@@ -28,14 +28,19 @@ from replay import engine_bench as engines
 from replay import engine_bench_equal as equality
 from replay import engine_bench_prefix as prefixes
 from replay import engine_bench_slots as crowds
+from replay import gateway_bench as loads
 from replay import hop as hops
+from replay import key_bench as obedience
 from replay import kills as killing
 from replay import walkouts as leaving
 from replay.adapter_bench_table import tables as show_adapters
+from replay.beside import beside
 from replay.churn import churn as churning
+from replay.cores import kept_off
 from replay.engine_bench_rig import REQUESTS
 from replay.engine_bench_table import plain_table, progress_bar
 from replay.engine_bench_table import tables as show_engine
+from replay.gateway_bench_table import gateway_table, keys_table
 from replay.stage import Stage
 from replay.streams import PROMPTS, Script
 from streams.adapters.shape import ModelShape
@@ -203,12 +208,41 @@ def equal(wants_json: bool, threads: int, adapters: int, requests: int) -> None:
     sys.exit(0 if result.differing == 0 and result.evictions and result.preemptions else 1)
 
 
+@main.command()
+@with_json
+@click.option(
+    "--rate", type=click.FloatRange(1), default=40, show_default=True, help="Requests per second at the peak."
+)
+@click.option("--tokens", type=click.IntRange(2), default=250, show_default=True, help="Output tokens of each.")
+@click.option("--replicas", type=click.IntRange(1, 64), default=26, show_default=True, help="Paced ones.")
+@click.option("--customers", type=click.IntRange(1), default=5000, show_default=True, help="With an adapter each.")
+@click.option("--streams", type=click.IntRange(1), default=1000, show_default=True, help="Open ones, for their memory.")
+@click.option("--seconds", type=click.FloatRange(1), default=15, show_default=True, help="Measured at each rate.")
+@click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Cold starts of each kind.")
+@click.option("--factors", default="1.25,1.5,1.75,2,2.5,3,4", show_default=True, help="Of the peak, up to the limit.")
+def gateway(wants_json: bool, factors: str, **plan: Any) -> None:
+    """What one gateway process on one core adds to a stream, how much it carries, and what that takes."""
+    ladder = sorted(float(factor) for factor in factors.split(",") if factor)
+    _show([uvloop.run(_gateway(loads.Plan(**plan, factors=ladder)))], wants_json, gateway_table)
+
+
+@main.command()
+@with_json
+@click.option("--gateways", type=click.IntRange(1, 16), default=3, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help="Of each change.")
+def keys(wants_json: bool, gateways: int, rounds: int) -> None:
+    """Seconds until every gateway obeys a revoked key, a changed limit, a rotated key. Fails if one takes too long."""
+    results = uvloop.run(_keys(gateways, rounds))
+    _show(results, wants_json, keys_table)
+    sys.exit(0 if all(result.held for result in results) else 1)
+
+
 @asynccontextmanager
-async def _stage(replicas: int, engine: str = "torch") -> AsyncIterator[Stage]:
+async def _stage(replicas: int, engine: str = "torch", gateways: int = 1) -> AsyncIterator[Stage]:
     """A stack in a temporary home."""
     os.environ["WORKER_ENGINE"] = engine
     with tempfile.TemporaryDirectory(prefix="lorafleet-bench-") as folder:
-        options = StackOptions(Path(folder), replicas)
+        options = StackOptions(Path(folder), replicas, gateways)
         async with running(options, Progress(STDERR)) as stack:
             yield Stage.of(options.home, stack)
 
@@ -230,29 +264,26 @@ async def _hop(rates: list[float], seconds: float) -> list[hops.Hop]:
             "road": ({}, ["replay.barehttp", model, stage.kafka.bootstrap_servers]),
         }
         async with AsyncExitStack() as ready:
-            beside = {
-                name: await ready.enter_async_context(_beside(environment, *module))
+            doors = {
+                name: await ready.enter_async_context(beside(environment, *module))
                 for name, (environment, module) in modules.items()
             }
             with STDERR.status("measuring") as status:
-                return await hops.measure(stage, beside, rates, seconds, status.update)
+                return await hops.measure(stage, doors, rates, seconds, status.update)
 
 
-@asynccontextmanager
-async def _beside(environment: dict[str, str], *module: str) -> AsyncIterator[tuple[str, str]]:
-    """A yardstick's server in a process of its own: its URL and key."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *module, env=os.environ | environment, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
-        if line[:1] != ["ready"]:
-            raise click.ClickException(f"{module[0]} did not start")
-        yield line[1], line[2]
-    finally:
-        process.kill()
-        await process.wait()
+async def _gateway(plan: loads.Plan) -> loads.Result:
+    core = min(os.sched_getaffinity(0))
+    with kept_off(core) as others:
+        async with _stage(0) as stage:
+            with STDERR.status("measuring") as status:
+                return await loads.Bench(stage, plan, core, others, status.update).run()
+
+
+async def _keys(gateways: int, rounds: int) -> list[obedience.Obeyed]:
+    async with _stage(1, "simulated", gateways) as stage, obedience.opened(stage) as bench:
+        with STDERR.status("measuring") as status:
+            return await bench.run(rounds, status.update)
 
 
 async def _kills(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from replay.beside import Beside
 from replay.openloop import LEAST, Latencies, Request, Samples
 from replay.pingpong import round_trips
 from replay.rawchat import RawChats
@@ -56,9 +57,9 @@ class Hop(msgspec.Struct, frozen=True):
 
 
 async def measure(
-    stage: Stage, beside: Mapping[str, tuple[str, str]], rates: list[float], seconds: float, told: Callable[[str], None]
+    stage: Stage, doors: Mapping[str, Beside], rates: list[float], seconds: float, told: Callable[[str], None]
 ) -> list[Hop]:
-    """On a running stack whose workers have the simulated engine. `beside`: direct, http and road -> URL and key."""
+    """On a running stack whose workers have the simulated engine. `doors`: of direct, http and road."""
     async with stage.operator() as operator:
         tenant = await operator.make_customer(CUSTOMER)
     body = msgspec.json.encode(
@@ -75,8 +76,8 @@ async def measure(
             "lorafleet": (await open_.enter_async_context(RawChats(stage.url, tenant.key, body)))
         }
         subjects["pingpong"] = trip
-        for name, (url, key) in beside.items():
-            subjects[name] = await open_.enter_async_context(RawChats(url, key, body))
+        for name, door in doors.items():
+            subjects[name] = await open_.enter_async_context(RawChats(door.url, door.key, body))
         for request in subjects.values():
             await Samples(50).drive(2, request)  # caches, connections and the JVM warm up
         return [await _rate(subjects, rate, max(seconds, LEAST / rate) / ROUNDS, told) for rate in rates]

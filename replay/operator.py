@@ -56,6 +56,10 @@ class Operator:
         await self._call("PUT", path, {})
         return path
 
+    async def limits(self, customer: str, **limits: int) -> None:
+        """Those of schemas/customers.py; the others stay. Returns when every gateway keeps to them."""
+        await self._call("PUT", f"/internal/customers/{quote(customer, safe='')}", limits)
+
     async def revoke(self, customer: str, hint: str) -> None:
         await self._call("DELETE", f"/internal/customers/{quote(customer, safe='')}/keys/{quote(hint, safe='')}")
 

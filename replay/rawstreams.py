@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -116,7 +117,9 @@ class RawStreams:
         return msgspec.structs.replace(seen, seconds=time.perf_counter() - began)
 
     async def _load(self, shape: Shape, dice: random.Random) -> None:
-        arrivals = [(at * AHEAD_S / shape.open, dice.randint(1, shape.tokens)) for at in range(shape.open)]
+        ahead = [(n * AHEAD_S / shape.open, dice.randint(1, shape.tokens)) for n in range(shape.open)]
+        # Each with what is left of its tokens by then: opening them takes a while.
+        arrivals = [(at, left) for at, all_ in ahead if (left := all_ - int(at / shape.step_s)) > 0]
         began, due, number = time.perf_counter(), 0.0, 0
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -149,9 +152,9 @@ class _Stream(asyncio.Protocol):
         self._rest, self._answered, self._first, self._over = b"", False, False, False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self._asked_at, self._in_window = transport, time.monotonic(), self._streams.seen
-        transport.write(self._request)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        self._asked_at, self._in_window = time.monotonic(), self._streams.seen
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic()

@@ -147,7 +147,8 @@ class Chat:
         customer = identity.customer
         if not identity.key.allows(asked.model):
             raise not_found(asked.model)
-        target = self._catalogue.resolve(customer.customer, asked.model, asked.conversation)
+        conversation = asked.conversation
+        target = self._catalogue.resolve(customer.customer, asked.model, conversation)
         self._prompts.check_ids("logit_bias", asked.logit_bias or {})
         return [
             Ask(
@@ -162,7 +163,7 @@ class Chat:
                 stop_ids=self._model.stop_ids,
                 arrived_at=arrived_at,
                 deadline_at=arrived_at + self._limit_s,
-                conversation=asked.conversation,
+                conversation=conversation,
                 only_on=only_on,
             )
             for number, (prompt, sampling) in enumerate(product(prompts, asked.sampling()))

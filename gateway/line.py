@@ -6,6 +6,7 @@ at once.
 
 import asyncio
 from dataclasses import dataclass
+from math import inf
 
 from gateway.flight import End, Flight
 from schemas.tokens import Logprobs
@@ -61,6 +62,8 @@ class Lines:
     def __init__(self) -> None:
         self.all: list[Line] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # one for many waits: it comes early, and looks when it is due
+        self._due = 0.0
 
     def add(self, flight: Flight) -> Line:
         self.all.append(line := Line(flight, self))
@@ -72,18 +75,37 @@ class Lines:
             return news
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
-        timer = None if timeout_s is None else loop.call_later(timeout_s, self.wake)
+        self._due = inf if timeout_s is None else loop.time() + timeout_s
+        if timeout_s is not None and (self._timer is None or self._timer.when() > self._due):
+            self._set_timer(loop)
         try:
             await waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
         return self._taken()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.close()
+        self._timer = loop.call_at(self._due, self._timed_out, loop)
+
+    def _timed_out(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._waiter is None or self._due == inf:
+            return
+        if loop.time() < self._due:
+            self._set_timer(loop)
+        else:
+            self.wake()
 
     def _taken(self) -> list[News]:
         return [news for line in self.all if (news := line.take()) is not None]

@@ -13,3 +13,9 @@ def bound(request: web.Request) -> None:
     if request.transport is not None:
         connection = request.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+
+def has_room(request: web.Request, size: int) -> bool:
+    """Whether the transport takes `size` bytes without a wait: it holds none, and they are fewer than it may hold."""
+    transport = request.transport
+    return transport is not None and transport.get_write_buffer_size() == 0 and size < SEND_BUFFER_BYTES // 2

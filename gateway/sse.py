@@ -6,8 +6,8 @@ off: what waits for it is bounded by the socket's buffers and its own max_tokens
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from contextlib import aclosing
+from collections.abc import Iterable
+from contextlib import aclosing, nullcontext
 
 import msgspec
 from aiohttp import web
@@ -53,14 +53,13 @@ async def stream(answer: Answer, request: web.Request) -> web.StreamResponse:
                 if response is None:
                     response = await _opened(answer, request)
                 out = events(told.chunks, told.last) or KEEP_ALIVE
-                writing = response.write_eof(out) if told.last else response.write(out)
-                if not await _taken(writing, answer, request):
+                if not await _taken(response, out, told.last, answer, request):
                     break
     except ApiError as problem:
         if response is None:
             raise
         response.force_close()  # no [DONE] follows
-        await _taken(response.write_eof(events([problem.body()])), answer, request)
+        await _taken(response, events([problem.body()]), True, answer, request)
     assert response is not None
     return response
 
@@ -73,10 +72,12 @@ async def _opened(answer: Answer, request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _taken(writing: Awaitable[None], answer: Answer, request: web.Request) -> bool:
+async def _taken(response: web.StreamResponse, out: bytes, last: bool, answer: Answer, request: web.Request) -> bool:
     """False: the client is gone, or does not read."""
+    at_once = slow_reader.has_room(request, len(out))  # as most have: a timer for each token would cost a tenth of it
+    writing = response.write_eof(out) if last else response.write(out)
     try:
-        async with asyncio.timeout(slow_reader.WRITE_LIMIT_S):
+        async with nullcontext() if at_once else asyncio.timeout(slow_reader.WRITE_LIMIT_S):
             await writing
     except TimeoutError:
         answer.cancel("the client reads too slowly")

@@ -94,6 +94,7 @@ class Switchboard:
                 self._perform(actions)
             yield lines
         finally:
+            lines.close()
             for line in lines.all:
                 self.cancel(line, Outcome.CANCELLED, "the client went away")
 

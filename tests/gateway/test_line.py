@@ -56,3 +56,33 @@ async def test_one_reader_hears_all_lines_and_each_end_once() -> None:
     second.finish(END)
     assert await lines.news(0.01) == [News(second, [], [], END)]
     assert await lines.news(0.01) == []
+
+
+async def test_a_shorter_silence_after_a_longer_one_is_told_in_time() -> None:
+    lines = Lines()
+    ours = line(lines)
+    asyncio.get_running_loop().call_later(0.01, ours.deliver, [5], [], 1.0)
+    assert await lines.news(600) == [News(ours, [5], [], None)]
+    async with asyncio.timeout(30):
+        assert await lines.news(0.01) == []
+
+
+async def test_a_longer_silence_after_a_shorter_one_is_not_told_early() -> None:
+    lines = Lines()
+    ours = line(lines)
+    ours.deliver([5], [], 1.0)
+    asyncio.get_running_loop().call_later(0.005, ours.deliver, [6], [], 1.0)
+    await lines.news(0.05)
+    assert await lines.news(0.05) == [News(ours, [6], [], None)]
+    asyncio.get_running_loop().call_later(0.15, ours.deliver, [7], [], 1.0)
+    assert await lines.news(60) == [News(ours, [7], [], None)]
+
+
+async def test_nobody_is_woken_where_nobody_asked_for_it() -> None:
+    lines = Lines()
+    ours = line(lines)
+    asyncio.get_running_loop().call_later(0.005, ours.deliver, [5], [], 1.0)
+    assert await lines.news(0.02) == [News(ours, [5], [], None)]
+    asyncio.get_running_loop().call_later(0.1, ours.finish, END)
+    assert await lines.news() == [News(ours, [], [], END)]
+    lines.close()

@@ -28,7 +28,7 @@ from replay import engine_bench as engines
 from replay import engine_bench_equal as equality
 from replay import engine_bench_prefix as prefixes
 from replay import engine_bench_slots as crowds
-from replay import gateway_bench as loads
+from replay import gateway_bench as carrying
 from replay import hop as hops
 from replay import key_bench as obedience
 from replay import kills as killing
@@ -223,7 +223,7 @@ def equal(wants_json: bool, threads: int, adapters: int, requests: int) -> None:
 def gateway(wants_json: bool, factors: str, **plan: Any) -> None:
     """What one gateway process on one core adds to a stream, how much it carries, and what that takes."""
     ladder = sorted(float(factor) for factor in factors.split(",") if factor)
-    _show([uvloop.run(_gateway(loads.Plan(**plan, factors=ladder)))], wants_json, gateway_table)
+    _show([uvloop.run(_gateway(carrying.Plan(**plan, factors=ladder)))], wants_json, gateway_table)
 
 
 @main.command()
@@ -272,12 +272,12 @@ async def _hop(rates: list[float], seconds: float) -> list[hops.Hop]:
                 return await hops.measure(stage, doors, rates, seconds, status.update)
 
 
-async def _gateway(plan: loads.Plan) -> loads.Result:
+async def _gateway(plan: carrying.Plan) -> carrying.Result:
     core = min(os.sched_getaffinity(0))
     with kept_off(core) as others:
         async with _stage(0) as stage:
             with STDERR.status("measuring") as status:
-                return await loads.Bench(stage, plan, core, others, status.update).run()
+                return await carrying.Bench(stage, plan, core, others, status.update).run()
 
 
 async def _keys(gateways: int, rounds: int) -> list[obedience.Obeyed]:

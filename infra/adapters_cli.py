@@ -8,7 +8,7 @@ import click
 
 from infra.flags import FAILED, NO_STACK, NOT_YET, fail, with_home, with_json
 from infra.internal_api import InternalApi, NoStackError, path_of
-from infra.showing import EVENT, ask, say, show_one, show_rows
+from infra.showing import ask, say, show_one, show_rows
 from infra.upload import BadFolder, registration, upload
 
 ADAPTER = {
@@ -20,6 +20,8 @@ ADAPTER = {
 }
 ALIAS = {"alias": "alias", "adapter_id": "adapter", "previous_adapter_id": "previous", "trial": "on trial",
          "updated_unix_ms": "since"}  # fmt: skip
+EVENT = {"at_unix_ms": "at", "kind": "what", "command": "by command", "alias": "alias", "adapter_id": "adapter",
+         "share": "share", "previous_adapter_id": "from", "by": "who", "why": "why"}  # fmt: skip
 
 with_wait = click.option(
     "--wait",

@@ -1,6 +1,5 @@
 """What the commands that speak to the internal API share: how an answer is got, and how it is shown."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ NUMBERS = (
     "rank", "size_bytes", "weight", "max_in_flight", "requests_per_minute", "tokens_per_minute",
     "gpu", "ram", "disk", "queue_depth", "running", "tokens_in_flight", "loads_per_min", "evictions_per_min", "failed",
 )  # fmt: skip
-EVENT = {"at_unix_ms": "at", "kind": "what", "command": "by command", "alias": "alias", "adapter_id": "adapter",
-         "share": "share", "previous_adapter_id": "from", "by": "who", "why": "why"}  # fmt: skip
 CODES = {400: REFUSED, 404: NOT_THERE, 409: REFUSED, 422: REFUSED, 504: NOT_YET}
 
 
@@ -53,11 +50,6 @@ def show_rows(rows: list[dict[str, Any]], customer: str, columns: dict[str, str]
     if wants_json:
         click.echo(as_json(rows))
         return
-    Console().print(rows_table(rows, columns))
-
-
-def rows_table(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> Table:
-    """`columns`: the heading of each field that is shown. An event's reasons stand below it."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, heading in columns.items():
         table.add_column(heading, justify="right" if name in NUMBERS else "left", overflow="fold")
@@ -65,7 +57,7 @@ def rows_table(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> Table
         table.add_row(*(_cell(name, row.get(name, "")) for name in columns))
         for reason in row.get("reasons", []):
             table.add_row("", f"{reason['field']}: {reason['message']}")
-    return table
+    Console().print(table)
 
 
 def _cell(name: str, value: Any) -> str:

@@ -50,8 +50,7 @@ async def run(options: StackOptions) -> int:
             console.rule("3  registered, by HTTP and by a command on Kafka; aliases set")
             acme = await operator.make_customer("acme")
             globex = await operator.make_customer("globex")
-            new = Canary(await next_version(operator, ACME_2.adapter_id), ACME_2.marker)
-            await register(console, stage, operator, folders, new)
+            new = await register(console, stage, operator, folders)
             console.rule("4  six chats at once, out of one base model")
             chats = await perform(console, stage.url, acme, globex)
             console.rule(f"5  the life of a version: {new.adapter_id} is tried, deployed, rolled back and retired")
@@ -85,16 +84,18 @@ async def train_all(console: Console, model: Path, out: Path) -> dict[str, Path]
     return {canary.adapter_id: folder for canary, folder in zip(canaries, folders, strict=True)}
 
 
-async def register(console: Console, stage: Stage, operator: Operator, folders: dict[str, Path], new: Canary) -> None:
-    """acme's by HTTP, globex's on Kafka; both aliases at version 1. `new` is made of what ACME_2 was trained for."""
-    for canary, folder in ((ACME_1, folders[ACME_1.adapter_id]), (new, folders[ACME_2.adapter_id])):
-        await operator.register(await stage.upload(folder, canary.adapter_id))
+async def register(console: Console, stage: Stage, operator: Operator, folders: dict[str, Path]) -> Canary:
+    """acme's by HTTP, globex's on Kafka; both aliases at version 1. Returns acme's next version: ACME_2's file."""
+    await operator.register(await stage.upload(folders[ACME_1.adapter_id], ACME_1.adapter_id))
+    new = Canary(await next_version(operator, ACME_1.adapter_id), ACME_2.marker)
+    await operator.register(await stage.upload(folders[ACME_2.adapter_id], new.adapter_id))
     await stage.command(await stage.upload(folders[GLOBEX.adapter_id], GLOBEX.adapter_id))
     await operator.set_alias(ACME_ALIAS, ACME_1.adapter_id)
     await operator.set_alias(GLOBEX_ALIAS, GLOBEX.adapter_id)
     for canary, how in ((ACME_1, "HTTP"), (new, "HTTP"), (GLOBEX, "Kafka")):
         console.print(f"  {canary.adapter_id} by {how}", highlight=False)
     console.print(f"  {ACME_ALIAS} -> {ACME_1.adapter_id}, {GLOBEX_ALIAS} -> {GLOBEX.adapter_id}", highlight=False)
+    return new
 
 
 async def perform(console: Console, url: str, acme: Tenant, globex: Tenant) -> list[Chat]:

@@ -18,11 +18,11 @@ KEY_S = 3600
 
 
 class OperatorError(Exception):
-    """What the internal API answered instead, with which HTTP status."""
+    """What the internal API `said` instead, with which HTTP status."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, said: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.said = status, said
 
 
 class Operator:
@@ -136,8 +136,16 @@ class Operator:
         async with self._session.request(method, url, json=body, headers=headers) as answer:
             text = await answer.text()
             if answer.status >= 400:
-                raise OperatorError(f"{method} {path}: {answer.status} {text}", answer.status)
+                raise OperatorError(f"{method} {path}: {answer.status} {text}", answer.status, _said(text))
             return dict(json.loads(text))
+
+
+def _said(text: str) -> str:
+    """The message of an error's answer."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return text
 
 
 def registration(folder: Path, adapter_id: str, base_hash: str, weights_uri: str) -> RegisterAdapter:

@@ -5,10 +5,11 @@ The version is made anew for each show, as what was retired never comes back: a 
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 
-from infra.showing import rows_table
 from replay.canaries import Canary
 from replay.chat import Chat, beginning, stream_together
 from replay.checks import Checks
@@ -16,9 +17,7 @@ from replay.operator import Operator, OperatorError
 from replay.tenant import Tenant
 from streams.adapters.names import parse_adapter
 
-SHARE, CONVERSATIONS = 0.3, 12
-EVENT = {"at_unix_ms": "at (UTC)", "kind": "what", "adapter_id": "adapter", "share": "share",
-         "previous_adapter_id": "from", "by": "who"}  # fmt: skip
+SHARE, CONVERSATIONS = 0.5, 16
 
 
 async def next_version(operator: Operator, adapter_id: str) -> str:
@@ -84,7 +83,7 @@ class Story:
 
     async def _retires(self, checks: Checks, question: str) -> None:
         refused = await self._refusal(self._old.adapter_id)
-        self._say(f"{self._old.adapter_id} is not retired: {refused or 'but it was'}")
+        self._say(f"{self._old.adapter_id} is not retired: {refused or 'it was'}")
         await self._operator.retire(self._new.adapter_id)
         chat = Chat("after", self._tenant, self._new.adapter_id, question, None)
         await chat.run(self._url)
@@ -94,14 +93,24 @@ class Story:
             "a version that an alias points at is not retired", bool(refused), "refused" if refused else "retired"
         )
         checks.add("a retired version serves nobody", gone, "404" if gone else chat.error or chat.text)
-        self._console.print(rows_table(await self._operator.history("adapters", self._new.adapter_id), EVENT))
+        self._say(f"what became of {self._new.adapter_id}:")
+        for event in await self._operator.history("adapters", self._new.adapter_id):
+            self._say(f"  {_line(event)}")
 
     async def _refusal(self, adapter_id: str) -> str:
         try:
             await self._operator.retire(adapter_id)
         except OperatorError as error:
-            return str(error) if error.status == 409 else ""
+            return error.said if error.status == 409 else ""
         return ""
 
     def _say(self, text: str) -> None:
         self._console.print(f"  {text}", highlight=False, soft_wrap=True)
+
+
+def _line(event: dict[str, Any]) -> str:
+    at = datetime.fromtimestamp(event["at_unix_ms"] / 1000, UTC)
+    of = f"{event['alias']} -> " if event["alias"] else ""
+    share = f" for {event['share']:.0%}" if event["share"] < 1 else ""
+    came = f", from {event['previous_adapter_id']}" if event["previous_adapter_id"] else ""
+    return f"{at:%H:%M:%S}  {event['kind']:<10}  {of}{event['adapter_id']}{share}{came}"

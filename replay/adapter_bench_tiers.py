@@ -19,7 +19,7 @@ from workers.slot_image import Precision, image_bytes
 
 TIERS = ("none", "gpu", "ram", "disk", "remote")
 SLOTS, IN_RAM, ON_DISK, ADAPTERS = 8, 6, 14, 20
-TOKENS = 8  # the first piece of text may take more than one
+TOKENS = 4  # the first piece of text may take more than one
 _ON_DISK_AGAIN = ON_DISK - 2  # of these each is found in the store once, then on the disk
 VISITS = ADAPTERS + 3 * _ON_DISK_AGAIN
 RANK = 16

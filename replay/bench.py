@@ -17,7 +17,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from infra.local.model import packaged_model
+from infra.local.model import model_folder, packaged_model
 from infra.options import StackOptions
 from infra.progress import Progress
 from infra.supervisor import running
@@ -248,7 +248,7 @@ async def _stage(replicas: int, engine: str = "torch", gateways: int = 1) -> Asy
 
 
 async def _adapters(plan: loads.Plan) -> loads.Result:
-    os.environ.update(tiers.budgets(ModelShape.of(packaged_model())))
+    os.environ.update(tiers.budgets(ModelShape.of(model_folder())))
     async with _stage(1) as stage:
         with progress_bar(STDERR) as begins:
             return await loads.measure(stage, plan, begins)

@@ -20,7 +20,6 @@ import stat
 import struct
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
 
@@ -39,7 +38,6 @@ _HEADER = struct.Struct("<8sII32sQ")  # magic, version, slot rank, content id, p
 _MAGIC, _VERSION = b"LORASLOT", 3
 _FLOAT_BYTES = 4
 _ALIGN_FLOATS = 16
-_SPAN_BYTES, _READERS = 2 << 20, 4
 MAX_RANK = 512  # of a slot: the kernels keep a row's low-rank values on the stack, kernels.cpp has the same number
 
 
@@ -282,21 +280,8 @@ class _File:
         self.size = told.st_size
 
     def read_into(self, memory: Bytes, at: int) -> None:
-        """Fills `memory` from there on. Raises ImageError if the file ends before.
-
-        A large one is read by several threads: the system copies page by page, much slower than memory is.
-        """
-        starts = range(0, len(memory), _SPAN_BYTES)
-        if len(starts) <= 1:
-            self._read(memory.data, at)
-            return
-        with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1, _READERS)) as readers:
-            for reading in [
-                readers.submit(self._read, memory[start : start + _SPAN_BYTES].data, at + start) for start in starts
-            ]:
-                reading.result()
-
-    def _read(self, left: memoryview, at: int) -> None:
+        """Fills `memory` from there on. Raises ImageError if the file ends before."""
+        left = memory.data
         while left:
             try:
                 count = os.preadv(self._descriptor, [left], at)

@@ -21,25 +21,25 @@ from infra.local.model import model_folder, packaged_model
 from infra.options import StackOptions
 from infra.progress import Progress
 from infra.supervisor import running
-from replay import adapter_bench as loads
-from replay import adapter_bench_tiers as tiers
 from replay import company as companies
-from replay import engine_bench as engines
-from replay import engine_bench_equal as equality
-from replay import engine_bench_prefix as prefixes
-from replay import engine_bench_slots as crowds
 from replay import gateway_bench as carrying
 from replay import hop as hops
 from replay import key_bench as obedience
 from replay import kills as killing
 from replay import walkouts as leaving
-from replay.adapter_bench_table import tables as show_adapters
+from replay.adapter_bench import measure as loads
+from replay.adapter_bench import tiers
+from replay.adapter_bench.table import tables as show_adapters
 from replay.beside import beside
 from replay.churn import churn as churning
 from replay.cores import kept_off
-from replay.engine_bench_rig import REQUESTS
-from replay.engine_bench_table import plain_table, progress_bar
-from replay.engine_bench_table import tables as show_engine
+from replay.engine_bench import equal as equality
+from replay.engine_bench import measure as engines
+from replay.engine_bench import prefix as prefixes
+from replay.engine_bench import slots as crowds
+from replay.engine_bench.rig import REQUESTS
+from replay.engine_bench.table import plain_table, progress_bar
+from replay.engine_bench.table import tables as show_engine
 from replay.gateway_bench_table import gateway_table, keys_table
 from replay.stage import Stage
 from replay.streams import PROMPTS, Script

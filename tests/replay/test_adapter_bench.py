@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from replay.adapter_bench_decode import PAUSES_S
-from replay.adapter_bench_restart import PARTS
-from replay.adapter_bench_steps import BRIEF_MS
-from replay.adapter_bench_tiers import ADAPTERS, TIERS, VISITS
+from replay.adapter_bench.decode import PAUSES_S
+from replay.adapter_bench.restart import PARTS
+from replay.adapter_bench.steps import BRIEF_MS
+from replay.adapter_bench.tiers import ADAPTERS, TIERS, VISITS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 REGISTERED = 25

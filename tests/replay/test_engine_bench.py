@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from replay.engine_bench import _overhead
-from replay.engine_bench_bf16 import bf16_copy, measure_bf16
-from replay.engine_bench_machine import Best, limit
-from replay.engine_bench_registered import measure_registered
-from replay.engine_bench_rig import REQUESTS, Rig, base_leases, image_of, shared, turns, write_adapters
+from replay.engine_bench.bf16 import bf16_copy, measure_bf16
+from replay.engine_bench.machine import Best, limit
+from replay.engine_bench.measure import _overhead
+from replay.engine_bench.registered import measure_registered
+from replay.engine_bench.rig import REQUESTS, Rig, base_leases, image_of, shared, turns, write_adapters
 from streams.adapters.shape import ModelShape
 from tests.workers.engine.tiny import save_tiny
 from workers.engine import engine

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from replay.engine_bench_bf16 import bf16_copy
+from replay.engine_bench.bf16 import bf16_copy
 from schemas.engine import Merge, Merged, Unmerge, Unmerged
 from streams.adapters.shape import ModelShape
 from tests.workers.engine.test_model import PROMPT, logits_of, ours, with_peft

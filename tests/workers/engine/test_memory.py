@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infra.local.model import packaged_model
-from replay.engine_bench_bf16 import bf16_copy
+from replay.engine_bench.bf16 import bf16_copy
 from streams.adapters.shape import ModelShape
 from tests.workers.engine.test_process import SLOTS, Spoken
 from tests.workers.engine.tiny import MAX_RANK

@@ -12,7 +12,7 @@ from statistics import median
 
 import msgspec
 
-from replay.engine_bench_rig import Rig, image_of, prompt, write_adapters
+from replay.engine_bench.rig import Rig, image_of, prompt, write_adapters
 from schemas.engine import StartSequence, Step
 from schemas.requests import Sampling
 from streams.adapters.shape import ModelShape

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 from safetensors.torch import load_file, save_file
 
-from replay.engine_bench_rig import Rig, base_leases, shared
+from replay.engine_bench.rig import Rig, base_leases, shared
 from schemas.engine import LoadSlot
 from workers.engine.slots import Lease
 

@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from replay.engine_bench import Result
+from replay.engine_bench.measure import Result
 
 
 @contextmanager

@@ -17,11 +17,10 @@ import msgspec
 import numpy as np
 
 from infra.local.model import packaged_model
-from replay import engine_bench_machine as machine
-from replay import engine_bench_peers as peers
-from replay.engine_bench_bf16 import Narrow, bf16_copy, measure_bf16
-from replay.engine_bench_registered import Registered, measure_registered
-from replay.engine_bench_rig import RANK, REQUESTS, Rig, Served, base_leases, image_of, shared, turns, write_adapters
+from replay.engine_bench import machine, peers
+from replay.engine_bench.bf16 import Narrow, bf16_copy, measure_bf16
+from replay.engine_bench.registered import Registered, measure_registered
+from replay.engine_bench.rig import RANK, REQUESTS, Rig, Served, base_leases, image_of, shared, turns, write_adapters
 from schemas.engine import LoadSlot
 from streams.adapters.shape import ModelShape
 from workers.engine import scheduler
@@ -236,7 +235,7 @@ def _row(count: int, runs: list[Served], output: int, peak_mib: float, limit: ma
 
 def _peer(peer: str, plan: Plan, model: Path, adapters: Path) -> Row:
     sizes = (plan.threads, REQUESTS, plan.prompt, plan.output)
-    command = [sys.executable, "-m", "replay.engine_bench_peers", peer, str(model), str(adapters), *map(str, sizes)]
+    command = [sys.executable, "-m", "replay.engine_bench.peers", peer, str(model), str(adapters), *map(str, sizes)]
     done = subprocess.run(command, capture_output=True, timeout=_PEER_TIMEOUT_S, text=True)
     if done.returncode:
         raise RuntimeError(f"{peer}: {done.stderr.strip()[-2000:]}")

@@ -10,7 +10,7 @@ from statistics import median
 
 import msgspec
 
-from replay.engine_bench_rig import RANK, REQUESTS, Rig
+from replay.engine_bench.rig import RANK, REQUESTS, Rig
 from schemas.adapters import AdapterRecord
 from schemas.engine import LoadSlot
 from schemas.reasons import AdapterStatus

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from replay.adapter_bench_cast import CUSTOMER, Registrations, register_real, register_small
-from replay.adapter_bench_decode import PAUSES_S, ROWS, Decode, measure_decode
-from replay.adapter_bench_restart import PARTS, Growth, Restart, growths, measure_restarts
-from replay.adapter_bench_steps import Step, measure_steps
-from replay.adapter_bench_tiers import ADAPTERS, VISITS, Ttft, measure_tiers
+from replay.adapter_bench.cast import CUSTOMER, Registrations, register_real, register_small
+from replay.adapter_bench.decode import PAUSES_S, ROWS, Decode, measure_decode
+from replay.adapter_bench.restart import PARTS, Growth, Restart, growths, measure_restarts
+from replay.adapter_bench.steps import Step, measure_steps
+from replay.adapter_bench.tiers import ADAPTERS, VISITS, Ttft, measure_tiers
 from replay.stage import Stage
 from streams.adapters.shape import ModelShape
 
@@ -42,7 +42,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 async def measure(stage: Stage, plan: Plan, begins: Callable[[str, int], Callable[[], None]]) -> Result:
-    """On a running stack whose worker was given `adapter_bench_tiers.budgets`. `begins(name, parts)` is told of each
+    """On a running stack whose worker was given `tiers.budgets`. `begins(name, parts)` is told of each
     stage, and gives what to call after each part.
     """
     model, steps = stage.model.name, []

@@ -3,10 +3,10 @@
 from rich.console import Group
 from rich.table import Table
 
-from replay.adapter_bench import Result
-from replay.adapter_bench_decode import Decode
-from replay.adapter_bench_steps import TARGET, Step
-from replay.engine_bench_table import plain_table
+from replay.adapter_bench.decode import Decode
+from replay.adapter_bench.measure import Result
+from replay.adapter_bench.steps import TARGET, Step
+from replay.engine_bench.table import plain_table
 
 
 def tables(results: list[Result]) -> Group:

@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from replay.engine_bench_rig import CHUNK, Rig, Served, image_of, write_adapters
+from replay.engine_bench.rig import CHUNK, Rig, Served, image_of, write_adapters
 from schemas.engine import Event, LoadSlot, Missing, SlotEvicted, SlotFailed, SlotLoaded, Step
 from streams.adapters.shape import ModelShape
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from replay.engine_bench_rig import CHUNK, RANK, image_of, prompt, write_adapters
+from replay.engine_bench.rig import CHUNK, RANK, image_of, prompt, write_adapters
 from schemas.engine import Event, LoadSlot, Missing, SlotEvicted, SlotFailed, StartSequence, Step
 from schemas.requests import Sampling
 from streams.adapters.shape import ModelShape

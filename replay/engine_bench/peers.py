@@ -1,6 +1,6 @@
 """The peers of `lorafleet bench engine`, each in a process of its own, with our threads, float32 and our prompts.
 
-`python -m replay.engine_bench_peers PEER MODEL ADAPTERS THREADS REQUESTS PROMPT OUTPUT` prints one JSON line. Each does
+`python -m replay.engine_bench.peers PEER MODEL ADAPTERS THREADS REQUESTS PROMPT OUTPUT` prints one JSON line. Each does
 its best: KV cache, no gradient, all requests in one batch of equal lengths so that nothing is padded.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from replay.engine_bench_rig import prompt
+from replay.engine_bench.rig import prompt
 
 PEERS = ("transformers", "peft", "torch")
 

@@ -1,0 +1,1 @@
+"""`lorafleet bench adapters`: what it takes to load, serve and keep them."""

@@ -217,9 +217,9 @@ def equal(wants_json: bool, threads: int, adapters: int, requests: int) -> None:
 @click.option("--replicas", type=click.IntRange(1, 64), default=26, show_default=True, help="Paced ones.")
 @click.option("--customers", type=click.IntRange(1), default=5000, show_default=True, help="With an adapter each.")
 @click.option("--streams", type=click.IntRange(1), default=1000, show_default=True, help="Open ones, for their memory.")
-@click.option("--seconds", type=click.FloatRange(1), default=15, show_default=True, help="Measured at each rate.")
+@click.option("--seconds", type=click.FloatRange(1), default=12, show_default=True, help="Measured at each rate.")
 @click.option("--starts", type=click.IntRange(1), default=3, show_default=True, help="Cold starts of each kind.")
-@click.option("--factors", default="1.25,1.5,1.75,2,2.5,3,4", show_default=True, help="Of the peak, up to the limit.")
+@click.option("--factors", default="1.25,1.5,2,3", show_default=True, help="Of the peak, up to the limit.")
 def gateway(wants_json: bool, factors: str, **plan: Any) -> None:
     """What one gateway process on one core adds to a stream, how much it carries, and what that takes."""
     ladder = sorted(float(factor) for factor in factors.split(",") if factor)

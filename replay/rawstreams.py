@@ -22,7 +22,7 @@ from replay.stamps import Stamps
 
 CONTENT = re.compile(rb'"content":" ([^"]*)"')
 END = b"\r\n0\r\n\r\n"
-AHEAD_S = 3.0  # in which the streams that a window begins with are opened
+AHEAD_S = 10.0  # in which the streams that a window begins with are opened, beside those that arrive meanwhile
 
 Body = Callable[[int, int, int], tuple[str, bytes]]  # (number, max_tokens, steps per token) -> key, body
 
